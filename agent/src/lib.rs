@@ -1,0 +1,1 @@
+//! Sells shared LLM access through a Waldur marketplace offering.

@@ -1,0 +1,1 @@
+//! Secrets by server-side apply and the Lease of the agent.

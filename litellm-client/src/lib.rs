@@ -1,0 +1,1 @@
+//! Typed client for the management API of a LiteLLM proxy.

@@ -1,0 +1,1 @@
+//! End-to-end suites: the real agent against simulators and real peers.
