@@ -1,0 +1,63 @@
+# `make help` lists the targets. All but test-real need only the Rust toolchain, git and make.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+# Where cargo puts what it builds, whoever decided it: this Makefile, the environment or a cargo configuration.
+TARGET = $(shell $(CARGO) metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+# The suites against real peers: which peers and LiteLLM variants, and what is passed to the test programs.
+PEERS ?= litellm kube team-defaults no-custom-keys
+REAL_ARGS ?= --test-threads=1
+# remove-stale-waldur-component
+COMPONENT ?=
+CONFIG ?=
+export COMPONENT CONFIG
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F '\t' '{ printf "  %-32s %s\n", $$1, $$2 }'
+
+.PHONY: demo
+demo: ## follow an order from request to closed, against the simulators
+	$(CARGO) build -p llm-access-agent -p llm-access-fixtures
+	'$(TARGET)/debug/demo' --agent '$(TARGET)/debug/llm-access-agent'
+
+.PHONY: test
+test: ## every test that needs nothing but the Rust toolchain
+	$(CARGO) test --workspace
+
+.PHONY: test-real
+test-real: ## the same agent against a real LiteLLM and a real Kubernetes API (set up on first use, about ten minutes)
+	$(CARGO) test -p llm-access-tests --features real --test 'real*' --no-run
+	tests/real/run $(PEERS) -- $(CARGO) test -p llm-access-tests --features real --test 'real*' -- $(REAL_ARGS)
+
+.PHONY: lint
+lint: ## formatting, clippy and, when cargo-deny is installed, the dependency rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+		$(CARGO) deny check bans licenses sources; \
+	else \
+		echo "cargo-deny is not installed: the dependency rules of deny.toml were not checked"; \
+	fi
+
+.PHONY: bench
+bench: ## measure the agent against its budgets
+	$(CARGO) run --release -p llm-access-tests --bin bench
+
+.PHONY: dist
+dist: ## the binary as it is deployed, in the target folder under dist/
+	$(CARGO) build --profile dist -p llm-access-agent
+	@echo '$(TARGET)/dist/llm-access-agent'
+
+.PHONY: remove-stale-waldur-component
+remove-stale-waldur-component: ## remove one component from the offering: COMPONENT=key CONFIG=file (ARGS=--dry-run to look first)
+	@if [ -z "$$COMPONENT" ]; then \
+		echo "which component? make remove-stale-waldur-component COMPONENT=<key> CONFIG=<configuration file>" >&2; exit 2; \
+	fi
+	@if [ -z "$$CONFIG" ]; then \
+		echo "whose configuration? make remove-stale-waldur-component COMPONENT=$$COMPONENT CONFIG=<configuration file>" >&2; exit 2; \
+	fi
+	$(CARGO) run -q -p llm-access-agent -- --config "$$CONFIG" components remove $(ARGS) -- "$$COMPONENT"
