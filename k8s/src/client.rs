@@ -1,0 +1,160 @@
+//! One `kube` client, without retries and with a deadline on every call.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use url::Url;
+
+use crate::Result;
+use crate::error::{Call, Error, chain};
+
+/// How to reach the API server, and as whom.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// A kubeconfig file. Without one: the pod's service account, else the usual places (`KUBECONFIG`, `~/.kube/config`).
+    pub kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig; without one, its current context.
+    pub context: Option<String>,
+    /// A plain URL without credentials, for tests and demonstrations on loopback. Wins over the other two.
+    pub api_url: Option<Url>,
+    /// The longest time one call may take.
+    pub timeout: Duration,
+    /// The `User-Agent` of every call.
+    pub user_agent: String,
+    /// The field manager under which writes are recorded. Keep it the same for ever: it is how our own fields are known.
+    pub field_manager: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            context: None,
+            api_url: None,
+            timeout: Duration::from_secs(10),
+            user_agent: concat!("llm-access-agent/", env!("CARGO_PKG_VERSION")).to_owned(),
+            field_manager: "llm-access-agent".to_owned(),
+        }
+    }
+}
+
+/// The client that Secrets and the Lease share.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) timeout: Duration,
+    pub(crate) field_manager: String,
+}
+
+impl Cluster {
+    pub(crate) async fn connect(settings: Settings) -> Result<Self> {
+        let mut config = config(&settings).await?;
+        // kube would repeat a call up to 15 times and hold it for minutes; deadlines and repeats are ours.
+        config.default_retry = false;
+        config.connect_timeout = Some(settings.timeout);
+        let name = "user-agent"
+            .parse()
+            .map_err(|error| settings_error(&error))?;
+        let value = settings
+            .user_agent
+            .parse()
+            .map_err(|error| settings_error(&error))?;
+        config.headers.push((name, value));
+        let client = Client::try_from(config).map_err(|error| settings_error(&error))?;
+        Ok(Self {
+            client,
+            timeout: settings.timeout,
+            field_manager: settings.field_manager,
+        })
+    }
+
+    /// Waits for one answer, but no longer than the deadline, and gives the body of a success.
+    pub(crate) async fn answer(
+        &self,
+        call: &Call<'_>,
+        answer: impl Future<Output = kube::Result<Answer>>,
+    ) -> Result<String> {
+        let answer = match tokio::time::timeout(self.timeout, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(Error::from_kube(call, error)),
+            Err(_) => return Err(Error::timed_out(call, self.timeout)),
+        };
+        if (200..300).contains(&answer.status) {
+            return String::from_utf8(answer.body)
+                .map_err(|_| Error::not_understood(call, "it is not UTF-8"));
+        }
+        Err(Error::from_answer(call, &answer))
+    }
+}
+
+/// An answer as it came.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// `Retry-After` in seconds; a date is no answer that the API server gives.
+    pub(crate) retry_after: Option<u64>,
+    pub(crate) body: Vec<u8>,
+}
+
+/// One request under the deadline. `kube` has calls that decode the answer too, but they log a body which they cannot
+/// decode and the text of every error, and either can quote a Secret. (A macro, since `http`'s types have no name here.)
+macro_rules! exchange {
+    ($cluster:expr, $call:expr, $request:expr) => {
+        async {
+            let request = $request.map_err(|error| {
+                $crate::error::Error::invalid($call, $crate::error::chain(&error))
+            })?;
+            let answer = async {
+                let response = $cluster
+                    .client
+                    .send(request.map(kube::client::Body::from))
+                    .await?;
+                Ok($crate::client::Answer {
+                    status: response.status().as_u16(),
+                    retry_after: response
+                        .headers()
+                        .get("retry-after")
+                        .and_then(|value| value.to_str().ok())
+                        .and_then(|value| value.parse().ok()),
+                    body: response.into_body().collect_bytes().await?.to_vec(),
+                })
+            };
+            $cluster.answer($call, answer).await
+        }
+    };
+}
+pub(crate) use exchange;
+
+async fn config(settings: &Settings) -> Result<Config> {
+    if let Some(url) = &settings.api_url {
+        let uri = url
+            .as_str()
+            .parse()
+            .map_err(|error| settings_error(&error))?;
+        return Ok(Config::new(uri));
+    }
+    let options = KubeConfigOptions {
+        context: settings.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    if let Some(path) = &settings.kubeconfig {
+        let kubeconfig = Kubeconfig::read_from(path).map_err(|error| settings_error(&error))?;
+        return Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .map_err(|error| settings_error(&error));
+    }
+    if settings.context.is_none()
+        && let Ok(config) = Config::incluster()
+    {
+        return Ok(config);
+    }
+    Config::from_kubeconfig(&options)
+        .await
+        .map_err(|error| settings_error(&error))
+}
+
+fn settings_error(error: &(dyn std::error::Error + 'static)) -> Error {
+    Error::Settings { why: chain(error) }
+}
