@@ -1,0 +1,1190 @@
+//! The configuration: defaults, under one YAML file, under the environment (`LLM_ACCESS__SECTION__FIELD`).
+//!
+//! [`load`] reports every mistake at once, each with its line and column or the name of its variable, and never quotes what
+//! may be a secret. `docs/configuration.md` describes the fields.
+
+mod env;
+mod fields;
+pub(crate) mod number;
+mod problem;
+mod reader;
+pub(crate) mod yaml;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rust_decimal::Decimal;
+use url::Url;
+use uuid::Uuid;
+
+use crate::secret_file::SecretRef;
+pub use fields::describe;
+pub use problem::Problem;
+pub(crate) use problem::{nearest, sort, write_all};
+
+use env::Env;
+use reader::{Place, Reader, Section, dns_label};
+use yaml::{Kind, Node, Pos};
+
+/// The largest configuration file, in bytes (1 MiB).
+const MAX_FILE_BYTES: usize = 1024 * 1024;
+
+/// The shortest `terminate.drain` without `terminate.allow_short_drain`: replicas of the gateway keep a blocked team in their
+/// cache for 60 s, and ledger rows arrive up to 25 s late.
+pub const MIN_DRAIN: Duration = Duration::from_secs(90);
+
+/// A configuration that was accepted.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// What is allowed and deserves a line in the log.
+    pub warnings: Vec<String>,
+}
+
+/// Everything that is wrong with a configuration, one problem per line when shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors {
+    /// The problems, in the order of the file; those of variables and of the file as a whole come last.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_all(&self.problems, f)
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// The whole configuration, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The mark of this environment on everything the agent makes; fit for a Kubernetes label value.
+    pub owner: String,
+    /// The Waldur server.
+    pub waldur: WaldurConfig,
+    /// The LiteLLM proxy.
+    pub gateway: GatewayConfig,
+    /// Open WebUI, when customers get a chat endpoint.
+    pub webui: Option<WebuiConfig>,
+    /// The model catalogue.
+    pub catalogue: CatalogueConfig,
+    /// The offerings to serve; at least one, each UUID once, all with one currency.
+    pub offerings: Vec<OfferingConfig>,
+    /// Where keys and chat connections are kept.
+    pub secrets: SecretsConfig,
+    /// Beats of the loops.
+    pub intervals: Intervals,
+    /// How a resource ends.
+    pub terminate: TerminateConfig,
+    /// Bounds on parallel work.
+    pub concurrency: Concurrency,
+    /// Waits between tries of one order.
+    pub backoff: Backoff,
+    /// The agent's own listener.
+    pub http: HttpConfig,
+    /// The Lease, when more than one replica runs.
+    pub lease: Option<LeaseConfig>,
+    /// Bounds on the removal of orphans.
+    pub orphans: OrphansConfig,
+    /// The log.
+    pub log: LogConfig,
+}
+
+/// The Waldur server.
+#[derive(Clone, Debug)]
+pub struct WaldurConfig {
+    /// The API, with a slash at the end, as `https://waldur.example.org/api/`.
+    pub api_url: Url,
+    /// How the agent signs in.
+    pub auth: WaldurAuth,
+    /// IANA name of the zone in which the server dates usage; known to the time zone data.
+    pub zone: String,
+    /// Longest time for one call.
+    pub timeout: Duration,
+    /// PEM bundle of further certificate authorities.
+    pub ca_file: Option<PathBuf>,
+    /// Plain http to a host that is not on loopback was allowed, here or for all peers.
+    pub allow_insecure_http: bool,
+}
+
+/// How the agent signs in at Waldur.
+#[derive(Clone, Debug)]
+pub enum WaldurAuth {
+    /// With an API token.
+    Token(SecretRef),
+    /// With a token from an identity provider, by client credentials.
+    Oidc {
+        /// Token endpoint, as written: without a slash added at the end.
+        token_url: Url,
+        /// Client id.
+        client_id: String,
+        /// Client secret.
+        client_secret: SecretRef,
+    },
+}
+
+/// The LiteLLM proxy.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    /// As the agent reaches it, with a slash at the end.
+    pub url: Url,
+    /// As customers reach it, with a slash at the end and without `v1`.
+    pub public_url: Url,
+    /// An admin key of the proxy.
+    pub key: SecretRef,
+    /// Whether models of the catalogue are registered in the gateway.
+    pub manage_models: bool,
+    /// Longest time for one call.
+    pub timeout: Duration,
+    /// PEM bundle of further certificate authorities.
+    pub ca_file: Option<PathBuf>,
+    /// Plain http to a host that is not on loopback was allowed, here or for all peers.
+    pub allow_insecure_http: bool,
+}
+
+impl GatewayConfig {
+    /// The OpenAI-compatible base URL that customers use: `<public_url>/v1`, without a slash at the end.
+    pub fn public_openai_url(&self) -> String {
+        format!("{}/v1", self.public_url.as_str().trim_end_matches('/'))
+    }
+
+    /// The OpenAI-compatible base URL inside the platform: `<url>/v1`, without a slash at the end.
+    pub fn openai_url(&self) -> String {
+        format!("{}/v1", self.url.as_str().trim_end_matches('/'))
+    }
+}
+
+/// Open WebUI.
+#[derive(Clone, Debug)]
+pub struct WebuiConfig {
+    /// As customers reach it, with a slash at the end.
+    pub url: Url,
+}
+
+/// The model catalogue.
+#[derive(Clone, Debug)]
+pub struct CatalogueConfig {
+    /// The file.
+    pub file: PathBuf,
+    /// How long a model has to be absent before it counts as gone.
+    pub hold: Duration,
+    /// How much a catalogue may shrink before it is held.
+    pub max_shrink: MaxShrink,
+}
+
+/// How much a catalogue may shrink before it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxShrink {
+    /// Share of the models, 0 to 1.
+    pub share: Decimal,
+    /// Number of models.
+    pub models: u32,
+}
+
+/// One offering.
+#[derive(Clone, Debug)]
+pub struct OfferingConfig {
+    /// Its UUID in Waldur.
+    pub uuid: Uuid,
+    /// Names of the plans whose prices the agent keeps; empty for every plan of the offering.
+    pub plans: Vec<String>,
+    /// Which usage components charge.
+    pub billing: Billing,
+    /// How many tokens one unit of a usage component is.
+    pub token_unit: TokenUnit,
+    /// A label, the same for all offerings.
+    pub currency: String,
+    /// Defaults and bounds of what may be ordered.
+    pub limits: LimitsConfig,
+    /// Who approves what.
+    pub approval: Approval,
+    /// Served names that join every team.
+    pub always_include: Vec<String>,
+    /// What a downscaled resource gets.
+    pub on_downscale: OnDownscale,
+    /// How the customer gets the key.
+    pub delivery: Delivery,
+}
+
+/// Which usage components charge; the others are priced 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Billing {
+    /// Tokens, per model and direction.
+    PerModel,
+    /// The gateway's spend.
+    Spend,
+}
+
+/// How many tokens one unit of a usage component is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenUnit {
+    /// One token.
+    One,
+    /// A thousand.
+    Thousand,
+    /// A million.
+    Million,
+}
+
+impl TokenUnit {
+    /// The number of tokens.
+    pub fn tokens(self) -> u32 {
+        match self {
+            Self::One => 1,
+            Self::Thousand => 1_000,
+            Self::Million => 1_000_000,
+        }
+    }
+
+    /// As written in the configuration: `1`, `1k` or `1M`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::One => "1",
+            Self::Thousand => "1k",
+            Self::Million => "1M",
+        }
+    }
+}
+
+/// Default and bound of one limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitRule {
+    /// For a resource that was ordered without this limit; not above `max`.
+    pub default: Option<Decimal>,
+    /// The largest value that may be ordered.
+    pub max: Option<Decimal>,
+}
+
+/// Defaults and bounds of what may be ordered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitsConfig {
+    /// Budget, in the currency per month.
+    pub max_budget: LimitRule,
+    /// Tokens per minute; whole numbers above 0.
+    pub tpm_limit: LimitRule,
+    /// Requests per minute; whole numbers above 0.
+    pub rpm_limit: LimitRule,
+    /// Whether a resource may have no budget at all.
+    pub allow_unlimited: bool,
+}
+
+/// Who approves an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApprovalMode {
+    /// The agent, once it has evaluated the order.
+    Auto,
+    /// A person, in Waldur.
+    Manual,
+}
+
+/// Who approves what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Approval {
+    /// Orders for a new resource.
+    pub create: ApprovalMode,
+    /// Changes of limits or models.
+    pub update: ApprovalMode,
+    /// Terminations.
+    pub terminate: ApprovalMode,
+}
+
+/// What a downscaled resource gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDownscale {
+    /// Nothing: the team is blocked.
+    Block,
+    /// These limits; at least one is set.
+    Reduce {
+        /// Budget, in the currency per month.
+        max_budget: Option<Decimal>,
+        /// Tokens per minute.
+        tpm_limit: Option<Decimal>,
+        /// Requests per minute.
+        rpm_limit: Option<Decimal>,
+    },
+}
+
+/// How the customer gets the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// On a Waldur that has no API-key tab.
+    pub api_key_on_old_servers: KeyDelivery,
+}
+
+/// What is done with the key on a Waldur that has no API-key tab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyDelivery {
+    /// It is not given to Waldur; an operator can show it.
+    Hide,
+    /// It is written into the resource's report, for everybody who sees the resource.
+    Report,
+}
+
+/// Where keys and chat connections are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SecretsConfig {
+    /// In files below a directory.
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// In Secrets of a Kubernetes cluster.
+    Kubernetes {
+        /// The kubeconfig, when it is not found in the usual places.
+        kubeconfig: Option<PathBuf>,
+        /// The context in it, when it is not the current one.
+        context: Option<String>,
+        /// The API without credentials, for a local proxy.
+        api_url: Option<Url>,
+        /// Where the Secrets for Open WebUI go.
+        chat: ChatNamespaces,
+        /// Where the Secrets with project keys go.
+        key_namespace: String,
+    },
+}
+
+/// Where the Secrets for Open WebUI go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatNamespaces {
+    /// All into one namespace.
+    One(String),
+    /// Each project's into its own; a project that is not listed has no chat.
+    PerProject(BTreeMap<Uuid, String>),
+}
+
+/// Beats of the loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intervals {
+    /// Orders.
+    pub orders: Duration,
+    /// Resources compared with the gateway.
+    pub resources: Duration,
+    /// The offering compared with the catalogue.
+    pub offering: Duration,
+    /// Usage reported.
+    pub usage: Duration,
+}
+
+/// How a resource ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminateConfig {
+    /// Wait between blocking the team and its final usage.
+    pub drain: Duration,
+    /// Time between the two equal usage reads.
+    pub settle: Duration,
+    /// Whether a drain shorter than [`MIN_DRAIN`] was allowed.
+    pub allow_short_drain: bool,
+}
+
+/// Bounds on parallel work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Concurrency {
+    /// Orders worked on at the same time, at least 1.
+    pub orders: u32,
+}
+
+/// Waits between tries of one order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// After the first failure.
+    pub initial: Duration,
+    /// The longest.
+    pub max: Duration,
+}
+
+/// The agent's own listener, and plain http in general.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpConfig {
+    /// Where it listens; none without.
+    pub listen: Option<SocketAddr>,
+    /// Plain http to any peer that is not on loopback was allowed.
+    pub allow_insecure_http: bool,
+}
+
+/// The Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseConfig {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// Bounds on the removal of orphans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrphansConfig {
+    /// How many one pass removes at most.
+    pub max_per_pass: u32,
+}
+
+/// The log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogConfig {
+    /// Text or JSON.
+    pub format: LogFormat,
+    /// A level or a filter, which the subscriber can parse.
+    pub level: String,
+}
+
+/// The form of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// Reads the configuration: defaults, under the file at `path` (if any), under the variables in `env`. A variable that is
+/// set to nothing counts as not set; variables of others are ignored.
+///
+/// # Errors
+/// With everything that is wrong, when anything is.
+pub fn load(path: Option<&Path>, env: &[(String, String)]) -> Result<Loaded, ConfigErrors> {
+    let file = path.map_or_else(
+        || "configuration".to_owned(),
+        |path| path.display().to_string(),
+    );
+    let text = path.map(|path| read_file(path, &file)).transpose();
+    match text {
+        Ok(text) => load_text(&file, text.as_deref().unwrap_or_default(), env),
+        Err(problem) => {
+            let mut problems = vec![problem];
+            problems.append(&mut Env::new(env).misspelt());
+            Err(ConfigErrors { problems })
+        }
+    }
+}
+
+fn read_file(path: &Path, file: &str) -> Result<String, Problem> {
+    let bytes = std::fs::read(path).map_err(|error| {
+        Problem::of(
+            file,
+            "",
+            format!("cannot be read: {error}; check the path, or name another file"),
+        )
+    })?;
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(Problem::of(
+            file,
+            "",
+            "is larger than 1 MiB, which is no configuration; check the path",
+        ));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let bytes = &error.as_bytes()[..valid];
+        let line = bytes.iter().filter(|byte| **byte == b'\n').count() + 1;
+        let column = bytes
+            .iter()
+            .rev()
+            .take_while(|byte| **byte != b'\n')
+            .count()
+            + 1;
+        Problem::at(
+            file,
+            Pos { line, column },
+            "",
+            "is not UTF-8 text from here on; save the file as UTF-8",
+        )
+    })
+}
+
+/// [`load`], with the text of the file at hand.
+pub(crate) fn load_text(
+    file: &str,
+    text: &str,
+    env: &[(String, String)],
+) -> Result<Loaded, ConfigErrors> {
+    let mut reader = Reader::new(file.to_owned(), Env::new(env));
+    let mut problems = reader.env.misspelt();
+    let config = match yaml::parse(text) {
+        Ok(root) => read(&mut reader, root),
+        Err(error) => {
+            problems.push(Problem::at(file, error.pos, "", error.message));
+            None
+        }
+    };
+    problems.append(&mut reader.problems);
+    sort(&mut problems);
+    match config {
+        Some(config) if problems.is_empty() => Ok(Loaded {
+            config,
+            warnings: reader.warnings,
+        }),
+        _ => Err(ConfigErrors { problems }),
+    }
+}
+
+const fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+/// Reads every section. `None` only when a problem was recorded.
+fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
+    let root = reader.root(root);
+
+    let http = reader.section(&root, "http");
+    let insecure = reader.boolean(&http, "allow_insecure_http", false);
+    let http = HttpConfig {
+        listen: listen(reader, &http),
+        allow_insecure_http: insecure,
+    };
+    let waldur = waldur(reader, &root, insecure);
+    let gateway = gateway(reader, &root, insecure);
+    let webui = match reader.optional_section(&root, "webui") {
+        Some(section) => reader
+            .required_url(&section, "url")
+            .map(|url| WebuiConfig { url }),
+        None => None,
+    };
+    let catalogue = catalogue(reader, &root);
+    let offerings = offerings(reader, &root);
+    let secrets = secrets(reader, &root);
+
+    let section = reader.section(&root, "intervals");
+    let intervals = Intervals {
+        orders: reader.duration(&section, "orders", seconds(15)),
+        resources: reader.duration(&section, "resources", seconds(60)),
+        offering: reader.duration(&section, "offering", seconds(60)),
+        usage: reader.duration(&section, "usage", seconds(600)),
+    };
+    let terminate = terminate(reader, &root);
+
+    let section = reader.section(&root, "concurrency");
+    let orders = reader.whole(&section, "orders").unwrap_or(16);
+    if !(1..=1024).contains(&orders) {
+        reader.fault(&section, "orders", "has to be from 1 to 1024");
+    }
+    let concurrency = Concurrency { orders };
+
+    let section = reader.section(&root, "backoff");
+    let backoff = Backoff {
+        initial: reader.duration(&section, "initial", seconds(5)),
+        max: reader.duration(&section, "max", seconds(600)),
+    };
+    if backoff.initial > backoff.max {
+        let max = number::show_duration(backoff.max);
+        reader.fault(
+            &section,
+            "initial",
+            format!("is longer than backoff.max ({max}); write a shorter one"),
+        );
+    }
+
+    let lease = lease(reader, &root);
+    let section = reader.section(&root, "orphans");
+    let orphans = OrphansConfig {
+        max_per_pass: reader.whole(&section, "max_per_pass").unwrap_or(10),
+    };
+    let log = log(reader, &root);
+    let owner = reader.name(&root, "owner", owner_label);
+
+    let offerings = offerings?;
+    Some(Config {
+        owner: owner.unwrap_or_else(|| {
+            offerings
+                .first()
+                .map(|offering| offering.uuid.simple().to_string())
+                .unwrap_or_default()
+        }),
+        waldur: waldur?,
+        gateway: gateway?,
+        webui,
+        catalogue: catalogue?,
+        offerings,
+        secrets: secrets?,
+        intervals,
+        terminate,
+        concurrency,
+        backoff,
+        http,
+        lease,
+        orphans,
+        log,
+    })
+}
+
+/// What a label value of Kubernetes may be.
+fn owner_label(text: &str) -> Result<(), &'static str> {
+    let outer = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    let inner = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if bytes.len() <= 63 && outer(bytes.first()) && outer(bytes.last()) && bytes.iter().all(inner) {
+        Ok(())
+    } else {
+        Err(
+            "has to be 1 to 63 of letters, digits, -, _ and ., with a letter or digit at both ends, since it becomes a label",
+        )
+    }
+}
+
+fn listen(reader: &mut Reader<'_>, section: &Section) -> Option<SocketAddr> {
+    let text = reader.text(section, "listen")?;
+    match text.parse() {
+        Ok(address) => Some(address),
+        Err(_) => {
+            reader.fault(
+                section,
+                "listen",
+                "is not an address and a port; write 0.0.0.0:9090, or [::]:9090",
+            );
+            None
+        }
+    }
+}
+
+fn waldur(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<WaldurConfig> {
+    let section = reader.section(root, "waldur");
+    let allowed = reader.boolean(&section, "allow_insecure_http", insecure) || insecure;
+    let api_url = reader.required_url(&section, "api_url");
+    const CURE: &str = "set waldur.allow_insecure_http: true";
+    reader.guard_http(&section, "api_url", api_url.as_ref(), allowed, CURE);
+    if let Some(url) = &api_url
+        && !url.path().ends_with("/api/")
+    {
+        reader.warnings.push(format!(
+            "waldur.api_url: {url} does not end in /api/, where Waldur serves its API"
+        ));
+    }
+    let auth = match reader.optional_section(&section, "oidc") {
+        None => reader
+            .required_secret(&section, "token")
+            .map(WaldurAuth::Token),
+        Some(oidc) => {
+            if reader.is_set(&section, "token_file") || reader.is_set(&section, "token") {
+                let place = reader.place(&section, "token_file");
+                reader.problem(&place, "waldur", "has a token and oidc; keep one of them");
+            }
+            let token_url = oidc_token_url(reader, &oidc);
+            reader.guard_http(&oidc, "token_url", token_url.as_ref(), allowed, CURE);
+            let client_id = reader.required(&oidc, "client_id");
+            let client_secret = reader.required_secret(&oidc, "client_secret");
+            match (token_url, client_id, client_secret) {
+                (Some(token_url), Some(client_id), Some(client_secret)) => Some(WaldurAuth::Oidc {
+                    token_url,
+                    client_id,
+                    client_secret,
+                }),
+                _ => None,
+            }
+        }
+    };
+    let zone = reader.name(&section, "zone", |zone| {
+        match jiff::tz::TimeZone::get(zone) {
+            Ok(_) => Ok(()),
+            Err(_) => Err("is not a known time zone; write an IANA name, as UTC or Europe/Athens"),
+        }
+    });
+    let timeout = reader.duration(&section, "timeout", seconds(30));
+    let ca_file = ca_file(reader, &section);
+    Some(WaldurConfig {
+        api_url: api_url?,
+        auth: auth?,
+        zone: zone.unwrap_or_else(|| "UTC".to_owned()),
+        timeout,
+        ca_file,
+        allow_insecure_http: allowed,
+    })
+}
+
+/// The token endpoint is called exactly as written: many providers answer 404 with a slash at the end.
+fn oidc_token_url(reader: &mut Reader<'_>, section: &Section) -> Option<Url> {
+    let mut url = reader.required_url(section, "token_url")?;
+    if let Some(text) = reader.text(section, "token_url")
+        && !text.ends_with('/')
+        && let Some(path) = url.path().strip_suffix('/').map(str::to_owned)
+    {
+        url.set_path(&path);
+    }
+    Some(url)
+}
+
+fn ca_file(reader: &mut Reader<'_>, section: &Section) -> Option<PathBuf> {
+    let path = reader.path(section, "ca_file")?;
+    if let Err(error) = std::fs::File::open(&path) {
+        reader.fault(
+            section,
+            "ca_file",
+            format!("cannot be read: {error}; check the path"),
+        );
+    }
+    Some(path)
+}
+
+fn gateway(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<GatewayConfig> {
+    let section = reader.section(root, "gateway");
+    let allowed = reader.boolean(&section, "allow_insecure_http", insecure) || insecure;
+    let url = reader.required_url(&section, "url");
+    reader.guard_http(
+        &section,
+        "url",
+        url.as_ref(),
+        allowed,
+        "set gateway.allow_insecure_http: true",
+    );
+    let public_url = reader.required_url(&section, "public_url");
+    for (key, url) in [("url", &url), ("public_url", &public_url)] {
+        if url.as_ref().is_some_and(|url| url.path().ends_with("/v1/")) {
+            reader.fault(
+                &section,
+                key,
+                "ends in /v1, which the agent adds; write it without",
+            );
+        }
+    }
+    let key = reader.required_secret(&section, "key");
+    let manage_models = reader.boolean(&section, "manage_models", false);
+    let timeout = reader.duration(&section, "timeout", seconds(30));
+    let ca_file = ca_file(reader, &section);
+    Some(GatewayConfig {
+        url: url?,
+        public_url: public_url?,
+        key: key?,
+        manage_models,
+        timeout,
+        ca_file,
+        allow_insecure_http: allowed,
+    })
+}
+
+fn catalogue(reader: &mut Reader<'_>, root: &Section) -> Option<CatalogueConfig> {
+    let section = reader.section(root, "catalogue");
+    let file = reader.required(&section, "file").map(PathBuf::from);
+    let hold = reader.wait(&section, "hold", seconds(3600));
+    let section = reader.section(&section, "max_shrink");
+    let share = reader
+        .decimal(&section, "share")
+        .unwrap_or_else(|| Decimal::new(25, 2));
+    if share > Decimal::ONE {
+        reader.fault(
+            &section,
+            "share",
+            "is more than 1, the whole catalogue; write 0.25 for a quarter",
+        );
+    }
+    let models = reader.whole(&section, "models").unwrap_or(3);
+    Some(CatalogueConfig {
+        file: file?,
+        hold,
+        max_shrink: MaxShrink { share, models },
+    })
+}
+
+fn terminate(reader: &mut Reader<'_>, root: &Section) -> TerminateConfig {
+    let section = reader.section(root, "terminate");
+    let drain = reader.wait(&section, "drain", seconds(180));
+    let settle = reader.wait(&section, "settle", seconds(15));
+    let allow_short_drain = reader.boolean(&section, "allow_short_drain", false);
+    if drain < MIN_DRAIN {
+        let shown = number::show_duration(drain);
+        if allow_short_drain {
+            reader.warnings.push(format!(
+                "terminate.drain: {shown} is under 90s; usage that reaches the gateway's ledger later is never billed"
+            ));
+        } else {
+            reader.fault(
+                &section,
+                "drain",
+                format!("{shown} is under 90s, and usage that arrives late would not be billed; write 90s or more, or set terminate.allow_short_drain: true"),
+            );
+        }
+    }
+    TerminateConfig {
+        drain,
+        settle,
+        allow_short_drain,
+    }
+}
+
+fn lease(reader: &mut Reader<'_>, root: &Section) -> Option<LeaseConfig> {
+    let section = reader.optional_section(root, "lease")?;
+    let namespace = reader.required_name(&section, "namespace", dns_label);
+    let name = reader.name(&section, "name", dns_label);
+    Some(LeaseConfig {
+        namespace: namespace?,
+        name: name.unwrap_or_else(|| "llm-access-agent".to_owned()),
+    })
+}
+
+fn log(reader: &mut Reader<'_>, root: &Section) -> LogConfig {
+    let section = reader.section(root, "log");
+    let format = reader.choice(
+        &section,
+        "format",
+        &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+    );
+    let level = reader.name(&section, "level", |level| {
+        let word = !level.contains(['=', ',', '[']);
+        let known = ["error", "warn", "info", "debug", "trace", "off"].contains(&level);
+        if (word && !known) || tracing_subscriber::EnvFilter::try_new(level).is_err() {
+            Err("is neither error, warn, info, debug or trace nor a filter as info,llm_access_agent=debug")
+        } else {
+            Ok(())
+        }
+    });
+    LogConfig {
+        format: format.unwrap_or(LogFormat::Text),
+        level: level.unwrap_or_else(|| "info".to_owned()),
+    }
+}
+
+/// Every offering; `None` when the list as a whole is missing or wrong.
+fn offerings(reader: &mut Reader<'_>, root: &Section) -> Option<Vec<OfferingConfig>> {
+    let indices = reader.env.offering_indices();
+    let listed = reader.list(root, "offerings");
+    if listed.is_none() && reader.is_set(root, "offerings") {
+        return None;
+    }
+    let listed = listed.unwrap_or_default();
+    let mut count = listed.len();
+    for (index, variable) in indices {
+        if index == count {
+            count += 1;
+        } else if index > count {
+            let message = format!(
+                "there is no offering {index}: {count} are listed, counted from 0; use index {count} for a new one"
+            );
+            reader.problem(&Place::Variable(variable.to_owned()), "", message);
+        }
+    }
+    if count == 0 {
+        let message = "has to list at least one offering; set it in the file, or LLM_ACCESS__OFFERINGS to its UUID";
+        reader.fault(root, "offerings", message);
+        return None;
+    }
+    let mut nodes = listed.into_iter();
+    let mut offerings: Vec<OfferingConfig> = Vec::new();
+    let mut complete = true;
+    for index in 0..count {
+        let path = format!("offerings[{index}]");
+        let section = match nodes.next() {
+            // A variable with UUIDs and commas between.
+            Some((node, place @ Place::Variable(_)))
+                if matches!(node.kind, Kind::Scalar { .. }) =>
+            {
+                let entry = yaml::Entry {
+                    key: Some("uuid".to_owned()),
+                    key_pos: node.pos,
+                    value: node.clone(),
+                    merged: false,
+                };
+                let node = Node {
+                    pos: node.pos,
+                    kind: Kind::Map(vec![entry]),
+                };
+                reader.open(path, Some(node), place)
+            }
+            Some((node, place)) => reader.open(path, Some(node), place),
+            None => reader.open(path, None, Place::Absent),
+        };
+        match offering(reader, &section) {
+            Some(offering) => {
+                if let Some(first) = offerings
+                    .iter()
+                    .position(|other| other.uuid == offering.uuid)
+                {
+                    reader.fault(
+                        &section,
+                        "uuid",
+                        format!("is the same as offerings[{first}].uuid; list each offering once"),
+                    );
+                }
+                if let Some(first) = offerings
+                    .first()
+                    .filter(|first| first.currency != offering.currency)
+                {
+                    let currency = first.currency.clone();
+                    reader.fault(
+                        &section,
+                        "currency",
+                        format!("differs from offerings[0].currency ({currency}); an environment has one currency"),
+                    );
+                }
+                offerings.push(offering);
+            }
+            None => complete = false,
+        }
+    }
+    complete.then_some(offerings)
+}
+
+fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig> {
+    let uuid = reader.uuid(section, "uuid");
+    let plans = reader.texts(section, "plans");
+    let billing = reader.choice(
+        section,
+        "billing",
+        &[("per_model", Billing::PerModel), ("spend", Billing::Spend)],
+    );
+    let units = [
+        ("1", TokenUnit::One),
+        ("1k", TokenUnit::Thousand),
+        ("1M", TokenUnit::Million),
+    ];
+    let token_unit = reader.choice(section, "token_unit", &units);
+    let currency = reader.name(section, "currency", |text| {
+        if text.chars().count() <= 10
+            && !text
+                .chars()
+                .any(|character| character.is_control() || character.is_whitespace())
+        {
+            Ok(())
+        } else {
+            Err("has to be 1 to 10 characters without blanks, as EUR")
+        }
+    });
+    let limits = limits(reader, section);
+
+    let approvals = reader.section(section, "approval");
+    let mut approve = |key| {
+        let words = [
+            ("auto", ApprovalMode::Auto),
+            ("manual", ApprovalMode::Manual),
+        ];
+        reader
+            .choice(&approvals, key, &words)
+            .unwrap_or(ApprovalMode::Auto)
+    };
+    let approval = Approval {
+        create: approve("create"),
+        update: approve("update"),
+        terminate: approve("terminate"),
+    };
+    let always_include = reader.texts(section, "always_include");
+    let on_downscale = on_downscale(reader, section);
+
+    let delivery = reader.section(section, "delivery");
+    let words = [("hide", KeyDelivery::Hide), ("report", KeyDelivery::Report)];
+    let key_delivery = reader
+        .choice(&delivery, "api_key_on_old_servers", &words)
+        .unwrap_or(KeyDelivery::Hide);
+    if key_delivery == KeyDelivery::Report {
+        reader.warnings.push(format!(
+            "{}: report puts keys where everybody who can see the resource in Waldur reads them",
+            delivery.path_of("api_key_on_old_servers")
+        ));
+    }
+    Some(OfferingConfig {
+        uuid: uuid?,
+        plans,
+        billing: billing.unwrap_or(Billing::PerModel),
+        token_unit: token_unit.unwrap_or(TokenUnit::Thousand),
+        currency: currency.unwrap_or_else(|| "EUR".to_owned()),
+        limits,
+        approval,
+        always_include,
+        on_downscale,
+        delivery: Delivery {
+            api_key_on_old_servers: key_delivery,
+        },
+    })
+}
+
+fn limits(reader: &mut Reader<'_>, offering: &Section) -> LimitsConfig {
+    let section = reader.section(offering, "limits");
+    let mut rule = |key: &str, whole: bool| {
+        let section = reader.section(&section, key);
+        let mut read = |key| {
+            if whole {
+                reader.rate(&section, key)
+            } else {
+                reader.decimal(&section, key)
+            }
+        };
+        let rule = LimitRule {
+            default: read("default"),
+            max: read("max"),
+        };
+        if let (Some(default), Some(max)) = (rule.default, rule.max)
+            && default > max
+        {
+            let message = format!("is larger than {} ({max})", section.path_of("max"));
+            reader.fault(&section, "default", message);
+        }
+        rule
+    };
+    let limits = LimitsConfig {
+        max_budget: rule("max_budget", false),
+        tpm_limit: rule("tpm_limit", true),
+        rpm_limit: rule("rpm_limit", true),
+        allow_unlimited: reader.boolean(&section, "allow_unlimited", false),
+    };
+    if limits
+        .max_budget
+        .default
+        .is_some_and(|default| default.is_zero())
+    {
+        reader.warnings.push(format!(
+            "{}.max_budget.default: 0 blocks the team of every resource that is ordered without a budget",
+            section.path
+        ));
+    }
+    limits
+}
+
+fn on_downscale(reader: &mut Reader<'_>, offering: &Section) -> OnDownscale {
+    const KEY: &str = "on_downscale";
+    let path = offering.path_of(KEY);
+    let mapping = reader.mapping(offering, KEY);
+    if mapping.is_none() && !reader.env.has_below(&path) {
+        let word = reader.choice(offering, KEY, &[("block", OnDownscale::Block)]);
+        return word.unwrap_or(OnDownscale::Block);
+    }
+    let section = match mapping {
+        Some((node, place)) => reader.open(path, Some(node), place),
+        None => reader.open(path, None, Place::Absent),
+    };
+    let before = reader.problems.len();
+    let max_budget = reader.decimal(&section, "max_budget");
+    let tpm_limit = reader.rate(&section, "tpm_limit");
+    let rpm_limit = reader.rate(&section, "rpm_limit");
+    if max_budget.is_none()
+        && tpm_limit.is_none()
+        && rpm_limit.is_none()
+        && reader.problems.len() == before
+    {
+        reader.fault(
+            offering,
+            KEY,
+            "names no limit; write max_budget, tpm_limit or rpm_limit, or the word block",
+        );
+    }
+    OnDownscale::Reduce {
+        max_budget,
+        tpm_limit,
+        rpm_limit,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Store {
+    Directory,
+    Kubernetes,
+}
+
+fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
+    let section = reader.section(root, "secrets");
+    reader.required(&section, "store")?;
+    let store = reader.choice(
+        &section,
+        "store",
+        &[
+            ("directory", Store::Directory),
+            ("kubernetes", Store::Kubernetes),
+        ],
+    )?;
+    let (foreign, name): (&[&str], &str) = match store {
+        Store::Directory => (
+            &[
+                "kubeconfig",
+                "context",
+                "api_url",
+                "chat_namespace",
+                "key_namespace",
+            ],
+            "kubernetes",
+        ),
+        Store::Kubernetes => (&["path"], "directory"),
+    };
+    for key in foreign {
+        if reader.is_set(&section, key) {
+            reader.fault(
+                &section,
+                key,
+                format!("belongs to store: {name}; take it out, or choose that store"),
+            );
+        }
+    }
+    if store == Store::Directory {
+        let path = reader.required(&section, "path").map(PathBuf::from)?;
+        return Some(SecretsConfig::Directory { path });
+    }
+    let kubeconfig = reader.path(&section, "kubeconfig");
+    let context = reader.text(&section, "context");
+    let api_url = reader.url(&section, "api_url");
+    reader.guard_http(
+        &section,
+        "api_url",
+        api_url.as_ref(),
+        false,
+        "name a local proxy on loopback",
+    );
+    if api_url.is_some() && (kubeconfig.is_some() || context.is_some()) {
+        reader.fault(
+            &section,
+            "api_url",
+            "is set, and kubeconfig or context too; keep one",
+        );
+    }
+    let chat = chat_namespaces(reader, &section);
+    let key_namespace = reader.required_name(&section, "key_namespace", dns_label);
+    Some(SecretsConfig::Kubernetes {
+        kubeconfig,
+        context,
+        api_url,
+        chat: chat?,
+        key_namespace: key_namespace?,
+    })
+}
+
+fn chat_namespaces(reader: &mut Reader<'_>, section: &Section) -> Option<ChatNamespaces> {
+    const KEY: &str = "chat_namespace";
+    let Some((node, place)) = reader.mapping(section, KEY) else {
+        return reader
+            .required_name(section, KEY, dns_label)
+            .map(ChatNamespaces::One);
+    };
+    let Kind::Map(entries) = node.kind else {
+        return None;
+    };
+    let path = section.path_of(KEY);
+    let mut namespaces = BTreeMap::new();
+    for entry in entries {
+        let at = |pos: Pos| match &place {
+            Place::Variable(name) => Place::Variable(name.clone()),
+            _ => Place::File(pos),
+        };
+        let project = match entry.key.as_deref().map(reader::uuid) {
+            Some(Ok(project)) => project,
+            _ => {
+                let message = "a key is not the UUID of a project: write 32 hexadecimal digits, with or without hyphens";
+                reader.problem(&at(entry.key_pos), &path, message);
+                continue;
+            }
+        };
+        let field = format!("{path}.{}", project.simple());
+        match &entry.value.kind {
+            Kind::Scalar { text, .. } => match dns_label(text) {
+                Ok(()) => {
+                    if namespaces.insert(project, text.clone()).is_some() {
+                        reader.problem(&at(entry.key_pos), &field, "is written twice; keep one");
+                    }
+                }
+                Err(wrong) => reader.problem(&at(entry.value.pos), &field, wrong),
+            },
+            _ => reader.problem(
+                &at(entry.value.pos),
+                &field,
+                "has to be the name of a namespace",
+            ),
+        }
+    }
+    if namespaces.is_empty() {
+        reader.fault(
+            section,
+            KEY,
+            "names no project; write a namespace, or a mapping from project UUIDs to namespaces",
+        );
+        return None;
+    }
+    Some(ChatNamespaces::PerProject(namespaces))
+}
+
+#[cfg(test)]
+mod tests;
