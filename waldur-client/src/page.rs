@@ -1,0 +1,134 @@
+//! Reading a whole list, page by page, and proving that it is whole.
+//!
+//! A short list is dangerous: what is missing from it looks as if it did not exist. So pages are counted by our own
+//! numbers on our own base URL (never by the addresses in `Link`, which name the server's idea of its host), rows are
+//! told apart by uuid, and the sum must equal `X-Result-Count`.
+
+use std::collections::HashSet;
+
+use serde::de::DeserializeOwned;
+use uuid::Uuid;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Most pages read of one list; a server that goes on for ever is not a list.
+const MAX_PAGES: u32 = 10_000;
+
+/// A row of a list.
+pub(crate) trait Row: DeserializeOwned {
+    /// What tells rows apart; a row without it counts by itself.
+    fn id(&self) -> Option<Uuid>;
+}
+
+/// One reading of a list from first to last page.
+struct Reading<T> {
+    rows: Vec<T>,
+    /// The count the last page gave.
+    count: Option<usize>,
+    /// The last page named a next one, and that held nothing.
+    cut_off: bool,
+}
+
+impl<T> Reading<T> {
+    fn adds_up(&self) -> bool {
+        match self.count {
+            Some(count) => count == self.rows.len(),
+            None => !self.cut_off,
+        }
+    }
+}
+
+impl Client {
+    /// All rows of a list.
+    ///
+    /// Rows move between pages when the list changes underneath, so a list that does not add up is read once more from
+    /// the start.
+    pub(crate) async fn list<T: Row>(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+    ) -> Result<Vec<T>> {
+        let first = self.read_pages(path, query).await?;
+        if first.adds_up() {
+            return Ok(first.rows);
+        }
+        let second = self.read_pages::<T>(path, query).await?;
+        if second.adds_up() {
+            return Ok(second.rows);
+        }
+        let held = second.rows.len();
+        let message = match second.count {
+            Some(count) => format!("the server counts {count} rows and its pages hold {held}"),
+            None => format!("the server named a page after {held} rows that holds nothing"),
+        };
+        Err(incomplete(path, message))
+    }
+
+    async fn read_pages<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Reading<T>> {
+        let mut reading = Reading {
+            rows: Vec::new(),
+            count: None,
+            cut_off: false,
+        };
+        let mut promised = false;
+        let mut seen = HashSet::new();
+        for page in 1..=MAX_PAGES {
+            let mut query = query.to_vec();
+            query.push(("page", page.to_string()));
+            query.push(("page_size", self.page_size().to_string()));
+            let answer = match self.get_answer(path, &query).await {
+                Ok(answer) => answer,
+                // "Invalid page.": the list ended before this page. The count decides whether that is right.
+                Err(error) if page > 1 && is_page_past_end(&error) => {
+                    reading.cut_off = promised;
+                    return Ok(reading);
+                }
+                Err(error) => return Err(error),
+            };
+            let rows: Vec<T> = answer.decode()?;
+            let before = reading.rows.len();
+            reading.rows.extend(
+                rows.into_iter()
+                    .filter(|row| row.id().is_none_or(|id| seen.insert(id))),
+            );
+            reading.count = answer.result_count();
+
+            let nothing_new = reading.rows.len() == before;
+            let at_end = match (reading.count, answer.has_next()) {
+                (Some(count), _) => reading.rows.len() >= count,
+                (None, Some(has_next)) => !has_next,
+                // Neither header: the page size in force is unknown, so only an empty page is an end.
+                (None, None) => false,
+            };
+            if nothing_new || at_end {
+                reading.cut_off = nothing_new && promised;
+                return Ok(reading);
+            }
+            promised = answer.has_next() == Some(true);
+        }
+        Err(incomplete(
+            path,
+            format!("the server still gives new rows after {MAX_PAGES} pages"),
+        ))
+    }
+}
+
+fn is_page_past_end(error: &Error) -> bool {
+    matches!(
+        error.kind,
+        ErrorKind::Status {
+            status: 404,
+            html: false,
+            ..
+        }
+    )
+}
+
+fn incomplete(path: &str, message: String) -> Error {
+    Error {
+        method: "GET",
+        path: format!("/api/{path}"),
+        kind: ErrorKind::Incomplete { message },
+    }
+}
