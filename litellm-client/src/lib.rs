@@ -1,1 +1,24 @@
-//! Typed client for the management API of a LiteLLM proxy.
+#![doc = include_str!("../README.md")]
+
+mod client;
+mod decode;
+mod error;
+mod health;
+mod keys;
+mod models;
+mod number;
+mod page;
+mod scrub;
+mod teams;
+mod usage;
+
+pub use client::{BuildError, Client, SecretSource, Settings};
+pub use error::{Class, Error, ErrorKind};
+pub use health::Readiness;
+pub use keys::{GeneratedKey, Key, KeyVerdict, NewKey, key_hash};
+pub use models::{ModelInfo, Models};
+pub use teams::{Change, NewTeam, Team, TeamPatch};
+pub use usage::{Counts, DayPage, KeyUsage, ModelUsage};
+
+/// The result of a call to the gateway.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,64 @@
+//! JSON bodies into values, with the place of a mistake.
+
+use serde::Deserialize;
+
+/// Where in the body a value was not what was expected, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mistake {
+    pub(crate) at: String,
+    pub(crate) cause: String,
+}
+
+/// Decodes a whole body. The path of a mistake is looked for only when there is one: tracking it costs time on every field
+/// and the usage ledger has millions of them.
+pub(crate) fn decode<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T, Mistake> {
+    let fault = match serde_json::from_slice(body) {
+        Ok(value) => return Ok(value),
+        Err(fault) => fault,
+    };
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
+        Err(located) => Err(Mistake {
+            at: located.path().to_string(),
+            cause: located.inner().to_string(),
+        }),
+        // The value itself was fine, something follows it.
+        Ok(_) => Err(Mistake {
+            at: ".".to_owned(),
+            cause: fault.to_string(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Outer {
+        #[serde(rename = "rows")]
+        _rows: Vec<Inner>,
+    }
+    #[derive(Debug, Deserialize)]
+    struct Inner {
+        #[serde(rename = "spend", deserialize_with = "crate::number::decimal")]
+        _spend: rust_decimal::Decimal,
+    }
+
+    #[test]
+    fn a_mistake_names_its_place() {
+        let mistake = decode::<Outer>(br#"{"rows":[{"spend":1},{"spend":null}]}"#).unwrap_err();
+        assert_eq!(mistake.at, "rows[1].spend");
+        assert_eq!(mistake.cause, "expected a number at line 1 column 35");
+    }
+
+    #[test]
+    fn cut_and_trailing_bytes_are_mistakes() {
+        assert!(decode::<Outer>(br#"{"rows":[{"spend":1}"#).is_err());
+        assert!(decode::<Outer>(br#"{"rows":[]} x"#).is_err());
+        assert!(decode::<Outer>(b"").is_err());
+        assert!(decode::<Outer>(b"<html>").is_err());
+        decode::<Outer>(br#"{"rows":[]}"#).unwrap();
+    }
+}

@@ -1,0 +1,352 @@
+//! The gateway's ledger: what was used per UTC day, public model name and key.
+
+use std::fmt;
+
+use jiff::civil::Date;
+use rust_decimal::Decimal;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use crate::Result;
+use crate::client::{Answer, Call, Client, USAGE_CAP, invalid};
+use crate::error::ErrorKind;
+use crate::number;
+
+const PAGED: &str = "/team/daily/activity";
+const AGGREGATED: &str = "/team/daily/activity/aggregated";
+
+/// Ledger rows per page. The default of 10 splits every busy day; there is no upper limit (measured with 5000).
+const ROWS_PER_PAGE: u64 = 1000;
+/// More pages than any ledger fills: 100 million rows.
+const MAX_PAGES: u64 = 100_000;
+
+/// What was counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub struct Counts {
+    /// Input tokens, those read from a cache included.
+    #[serde(deserialize_with = "number::count")]
+    pub prompt_tokens: u64,
+    /// Output tokens.
+    #[serde(deserialize_with = "number::count")]
+    pub completion_tokens: u64,
+    /// Both.
+    #[serde(deserialize_with = "number::count")]
+    pub total_tokens: u64,
+    /// Input tokens that were read from a cache.
+    #[serde(default, deserialize_with = "number::count")]
+    pub cache_read_input_tokens: u64,
+    /// Calls that were answered.
+    #[serde(deserialize_with = "number::count")]
+    pub successful_requests: u64,
+    /// Calls that failed or were refused; their tokens are the gateway's estimate.
+    #[serde(deserialize_with = "number::count")]
+    pub failed_requests: u64,
+    /// All calls, refused ones included.
+    #[serde(deserialize_with = "number::count")]
+    pub api_requests: u64,
+    /// The cost, in the gateway's currency, exactly as written.
+    #[serde(deserialize_with = "number::decimal")]
+    pub spend: Decimal,
+}
+
+impl Counts {
+    /// The sum, or `None` when a number would not fit.
+    #[must_use]
+    pub fn checked_add(&self, other: &Self) -> Option<Self> {
+        Some(Self {
+            prompt_tokens: self.prompt_tokens.checked_add(other.prompt_tokens)?,
+            completion_tokens: self
+                .completion_tokens
+                .checked_add(other.completion_tokens)?,
+            total_tokens: self.total_tokens.checked_add(other.total_tokens)?,
+            cache_read_input_tokens: self
+                .cache_read_input_tokens
+                .checked_add(other.cache_read_input_tokens)?,
+            successful_requests: self
+                .successful_requests
+                .checked_add(other.successful_requests)?,
+            failed_requests: self.failed_requests.checked_add(other.failed_requests)?,
+            api_requests: self.api_requests.checked_add(other.api_requests)?,
+            spend: self.spend.checked_add(other.spend)?,
+        })
+    }
+}
+
+/// What one key used of one model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyUsage {
+    /// The key's hash.
+    pub hash: String,
+    /// Its alias, also of a deleted key; `None` when the gateway lost it.
+    pub alias: Option<String>,
+    /// Its team, also of a deleted key or team; `None` when the gateway lost it.
+    pub team_id: Option<String>,
+    /// What it used.
+    pub counts: Counts,
+}
+
+/// What was used of one public model name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelUsage {
+    /// The public name. Calls refused before they were routed have an empty one or `unknown-model`.
+    pub model_group: String,
+    /// The whole use; the keys have to add up to it.
+    pub totals: Counts,
+    /// The use by key.
+    pub keys: Vec<KeyUsage>,
+}
+
+/// What one page of the ledger says of one day. A day can be spread over pages; each holds a part, to be added.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DayPage {
+    /// The UTC day.
+    pub date: Date,
+    /// By public model name.
+    pub models: Vec<ModelUsage>,
+    /// All of this page's part of the day.
+    pub totals: Counts,
+}
+
+// Only the fields below are kept; the other breakdowns of a row (by upstream, provider, endpoint, key, entity), five sixths
+// of the bytes, are skipped while parsing.
+
+#[derive(Deserialize)]
+struct Page {
+    results: Vec<Day>,
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(deserialize_with = "number::count")]
+    page: u64,
+    #[serde(deserialize_with = "number::count")]
+    total_pages: u64,
+    has_more: bool,
+}
+
+#[derive(Deserialize)]
+struct Day {
+    date: Date,
+    metrics: Counts,
+    breakdown: Breakdown,
+}
+
+#[derive(Deserialize)]
+struct Breakdown {
+    #[serde(deserialize_with = "entries")]
+    model_groups: Vec<(String, Group)>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    metrics: Counts,
+    #[serde(deserialize_with = "entries")]
+    api_key_breakdown: Vec<(String, KeyPart)>,
+}
+
+#[derive(Deserialize)]
+struct KeyPart {
+    metrics: Counts,
+    #[serde(default)]
+    metadata: Option<KeyMetadata>,
+}
+
+#[derive(Deserialize, Default)]
+struct KeyMetadata {
+    #[serde(default)]
+    key_alias: Option<String>,
+    #[serde(default)]
+    team_id: Option<String>,
+}
+
+/// The entries of an object in the order they stand.
+fn entries<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<(String, T)>, D::Error> {
+    struct Entries<T>(std::marker::PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+        type Value = Vec<(String, T)>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut all: Self::Value = Vec::with_capacity(map.size_hint().unwrap_or(0));
+            while let Some(entry) = map.next_entry()? {
+                all.push(entry);
+            }
+            // The same name twice in one object is no ledger; the sums would depend on how it is read.
+            let mut names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+            names.sort_unstable();
+            if names
+                .windows(2)
+                .any(|pair| matches!(pair, [a, b] if a == b))
+            {
+                return Err(de::Error::custom("the same name twice"));
+            }
+            Ok(all)
+        }
+    }
+    deserializer.deserialize_map(Entries(std::marker::PhantomData))
+}
+
+impl From<Day> for DayPage {
+    fn from(day: Day) -> Self {
+        Self {
+            date: day.date,
+            totals: day.metrics,
+            models: day
+                .breakdown
+                .model_groups
+                .into_iter()
+                .map(|(model_group, group)| ModelUsage {
+                    model_group,
+                    totals: group.metrics,
+                    keys: group
+                        .api_key_breakdown
+                        .into_iter()
+                        .map(|(hash, part)| {
+                            let metadata = part.metadata.unwrap_or_default();
+                            KeyUsage {
+                                hash,
+                                alias: metadata.key_alias,
+                                team_id: metadata.team_id,
+                                counts: part.metrics,
+                            }
+                        })
+                        .collect(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Client {
+    /// The ledger rows of the days `from` to `to` (UTC, both included) for the teams, or for all when `team_ids` is empty, read
+    /// page by page to the end. Pages are offsets into a table that grows: a day that is not over can come twice or with a gap,
+    /// so compare with [`Client::daily_totals`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Decode`] when a page is not a page, [`ErrorKind::Incomplete`] when the pages contradict each other. Never a
+    /// part of the rows.
+    pub async fn daily_activity(
+        &self,
+        team_ids: &[&str],
+        from: Date,
+        to: Date,
+    ) -> Result<Vec<DayPage>> {
+        let filter = filter(PAGED, team_ids, from, to)?;
+        let mut days = Vec::new();
+        let mut wanted = 1;
+        loop {
+            let mut call = Call::get(PAGED)
+                .cap(USAGE_CAP)
+                .query("page", wanted.to_string())
+                .query("page_size", ROWS_PER_PAGE.to_string());
+            call.query.extend(filter.iter().cloned());
+            let answer = self.call(call).await?;
+            let Page { results, metadata } = answer.decode()?;
+            if metadata.page != wanted {
+                return Err(answer.incomplete(format!(
+                    "asked for page {wanted}, got page {}",
+                    metadata.page
+                )));
+            }
+            let (empty, more) = (results.is_empty(), metadata.has_more);
+            let contradiction = (more && empty) || (!more && metadata.total_pages > wanted);
+            if contradiction {
+                return Err(answer.incomplete(format!(
+                    "page {wanted} of {} has {} results and says has_more={more}",
+                    metadata.total_pages,
+                    results.len()
+                )));
+            }
+            take(&answer, &mut days, results, from, to)?;
+            if !more {
+                return Ok(days);
+            }
+            if wanted == MAX_PAGES {
+                return Err(answer.incomplete("the pages do not end"));
+            }
+            wanted += 1;
+        }
+    }
+
+    /// The same days with whole sums per day and model, in one answer; at most 400 days. The lists of keys are cut short, so
+    /// they do not add up. `None` where the gateway's release has no such call (1.83 has not).
+    ///
+    /// # Errors
+    /// As [`Client::daily_activity`].
+    pub async fn daily_totals(
+        &self,
+        team_ids: &[&str],
+        from: Date,
+        to: Date,
+    ) -> Result<Option<Vec<DayPage>>> {
+        let mut call = Call::get(AGGREGATED)
+            .cap(USAGE_CAP)
+            .query("api_key_limit", "1");
+        call.query.extend(filter(AGGREGATED, team_ids, from, to)?);
+        let answer = self.exchange(call).await?;
+        if !answer.is_success() {
+            let error = answer.error();
+            return match &error.kind {
+                // FastAPI's word for a path it does not have.
+                ErrorKind::Status {
+                    status: 404,
+                    message,
+                    ..
+                } if message == "Not Found" => Ok(None),
+                _ => Err(error),
+            };
+        }
+        let Page { results, metadata } = answer.decode()?;
+        if metadata.has_more {
+            return Err(answer.incomplete("an answer without pages says that there is more"));
+        }
+        let mut days = Vec::with_capacity(results.len());
+        take(&answer, &mut days, results, from, to)?;
+        Ok(Some(days))
+    }
+}
+
+fn filter(
+    path: &str,
+    team_ids: &[&str],
+    from: Date,
+    to: Date,
+) -> Result<Vec<(&'static str, String)>> {
+    if from > to {
+        return Err(invalid("GET", path, "the first day is after the last"));
+    }
+    let mut filter = vec![
+        ("start_date", from.to_string()),
+        ("end_date", to.to_string()),
+    ];
+    if !team_ids.is_empty() {
+        if team_ids
+            .iter()
+            .any(|id| id.trim().is_empty() || id.contains(','))
+        {
+            return Err(invalid("GET", path, "a team id is blank or holds a comma"));
+        }
+        filter.push(("team_ids", team_ids.join(",")));
+    }
+    Ok(filter)
+}
+
+fn take(
+    answer: &Answer,
+    days: &mut Vec<DayPage>,
+    results: Vec<Day>,
+    from: Date,
+    to: Date,
+) -> Result<()> {
+    for day in results {
+        if day.date < from || day.date > to {
+            return Err(answer.incomplete(format!("asked for {from} to {to}, got {}", day.date)));
+        }
+        days.push(day.into());
+    }
+    Ok(())
+}
