@@ -87,14 +87,6 @@ impl Catalogue {
             .iter()
             .find(|model| model.served_name == served_name)
     }
-
-    /// The served names that may be ordered, in the order of the file.
-    pub fn orderable(&self) -> impl Iterator<Item = &str> {
-        self.models
-            .iter()
-            .filter(|model| model.orderable)
-            .map(|model| model.served_name.as_str())
-    }
 }
 
 /// Everything that is wrong with a catalogue, one problem per line when shown.

@@ -20,6 +20,7 @@ use rust_decimal::Decimal;
 use url::Url;
 use uuid::Uuid;
 
+use crate::domain::TeamLimits;
 use crate::secret_file::SecretRef;
 pub use fields::describe;
 pub use problem::Problem;
@@ -294,31 +295,24 @@ pub struct Approval {
 }
 
 /// What a downscaled resource gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OnDownscale {
     /// Nothing: the team is blocked.
     Block,
-    /// These limits; at least one is set.
-    Reduce {
-        /// Budget, in the currency per month.
-        max_budget: Option<Decimal>,
-        /// Tokens per minute.
-        tpm_limit: Option<Decimal>,
-        /// Requests per minute.
-        rpm_limit: Option<Decimal>,
-    },
+    /// These caps, where they are tighter than its own; at least one is set.
+    Reduce(TeamLimits),
 }
 
 /// How the customer gets the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// On a Waldur that has no API-key tab.
-    pub api_key_on_old_servers: KeyDelivery,
+    pub api_key_on_old_servers: ApiKeyDelivery,
 }
 
 /// What is done with the key on a Waldur that has no API-key tab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyDelivery {
+pub enum ApiKeyDelivery {
     /// It is not given to Waldur; an operator can show it.
     Hide,
     /// It is written into the resource's report, for everybody who sees the resource.
@@ -385,11 +379,11 @@ pub struct TerminateConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Concurrency {
     /// Orders worked on at the same time, at least 1.
-    pub orders: u32,
+    pub orders: usize,
 }
 
 /// Waits between tries of one order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// After the first failure.
     pub initial: Duration,
@@ -557,10 +551,14 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
     let terminate = terminate(reader, &root);
 
     let section = reader.section(&root, "concurrency");
-    let orders = reader.whole(&section, "orders").unwrap_or(16);
-    if !(1..=1024).contains(&orders) {
-        reader.fault(&section, "orders", "has to be from 1 to 1024");
-    }
+    let orders = match reader.whole(&section, "orders").map(usize::try_from) {
+        None => 16,
+        Some(Ok(orders @ 1..=1024)) => orders,
+        Some(_) => {
+            reader.fault(&section, "orders", "has to be from 1 to 1024");
+            16
+        }
+    };
     let concurrency = Concurrency { orders };
 
     let section = reader.section(&root, "backoff");
@@ -960,11 +958,14 @@ fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig
     let on_downscale = on_downscale(reader, section);
 
     let delivery = reader.section(section, "delivery");
-    let words = [("hide", KeyDelivery::Hide), ("report", KeyDelivery::Report)];
+    let words = [
+        ("hide", ApiKeyDelivery::Hide),
+        ("report", ApiKeyDelivery::Report),
+    ];
     let key_delivery = reader
         .choice(&delivery, "api_key_on_old_servers", &words)
-        .unwrap_or(KeyDelivery::Hide);
-    if key_delivery == KeyDelivery::Report {
+        .unwrap_or(ApiKeyDelivery::Hide);
+    if key_delivery == ApiKeyDelivery::Report {
         reader.warnings.push(format!(
             "{}: report puts keys where everybody who can see the resource in Waldur reads them",
             delivery.path_of("api_key_on_old_servers")
@@ -1033,33 +1034,33 @@ fn on_downscale(reader: &mut Reader<'_>, offering: &Section) -> OnDownscale {
     let path = offering.path_of(KEY);
     let mapping = reader.mapping(offering, KEY);
     if mapping.is_none() && !reader.env.has_below(&path) {
-        let word = reader.choice(offering, KEY, &[("block", OnDownscale::Block)]);
-        return word.unwrap_or(OnDownscale::Block);
+        reader.choice(offering, KEY, &[("block", ())]);
+        return OnDownscale::Block;
     }
     let section = match mapping {
         Some((node, place)) => reader.open(path, Some(node), place),
         None => reader.open(path, None, Place::Absent),
     };
     let before = reader.problems.len();
-    let max_budget = reader.decimal(&section, "max_budget");
-    let tpm_limit = reader.rate(&section, "tpm_limit");
-    let rpm_limit = reader.rate(&section, "rpm_limit");
-    if max_budget.is_none()
-        && tpm_limit.is_none()
-        && rpm_limit.is_none()
-        && reader.problems.len() == before
-    {
-        reader.fault(
-            offering,
-            KEY,
-            "names no limit; write max_budget, tpm_limit or rpm_limit, or the word block",
-        );
-    }
-    OnDownscale::Reduce {
-        max_budget,
+    let mut count = |key| {
+        let value = reader.rate(&section, key)?;
+        let count = u64::try_from(value).ok();
+        if count.is_none() {
+            reader.fault(&section, key, "is too large");
+        }
+        count
+    };
+    let (tpm_limit, rpm_limit) = (count("tpm_limit"), count("rpm_limit"));
+    let limits = TeamLimits {
+        max_budget: reader.decimal(&section, "max_budget"),
         tpm_limit,
         rpm_limit,
+    };
+    if limits == TeamLimits::default() && reader.problems.len() == before {
+        let message = "names no limit; write max_budget, tpm_limit or rpm_limit, or the word block";
+        reader.fault(offering, KEY, message);
     }
+    OnDownscale::Reduce(limits)
 }
 
 #[derive(Clone, Copy, PartialEq)]
