@@ -116,5 +116,6 @@ impl Client {
             &[key],
         )
         .await
+        .map(drop)
     }
 }

@@ -116,8 +116,14 @@ impl Client {
             }
             builder = builder.tls_certs_merge(certificates);
         }
-        let http = builder.build().map_err(|error| BuildError::Http {
-            cause: cause_chain(error),
+        let http = builder.build().map_err(|error| {
+            let cause = cause_chain(error);
+            // The certificates themselves are only looked at when they are put to use.
+            if settings.ca_bundle.is_some() && cause.contains("peer certificate") {
+                BuildError::BadCa { reason: cause }
+            } else {
+                BuildError::Http { cause }
+            }
         })?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -157,7 +163,7 @@ impl Client {
 
     /// Makes a change. Success is the status alone.
     pub(crate) async fn post<B: Serialize + ?Sized>(&self, path: &str, body: &B) -> Result<()> {
-        self.post_secret(path, body, &[]).await
+        self.post_secret(path, body, &[]).await.map(drop)
     }
 
     /// Makes a change whose body holds secrets, which are kept out of any error.
@@ -166,7 +172,7 @@ impl Client {
         path: &str,
         body: &B,
         secrets: &[&SecretString],
-    ) -> Result<()> {
+    ) -> Result<Answer> {
         let url = self.url(path, &[])?;
         let body = serde_json::to_vec(body).map_err(|error| Error {
             method: "POST",
@@ -185,7 +191,6 @@ impl Client {
             secrets,
         })
         .await
-        .map(drop)
     }
 
     fn url(&self, path: &str, query: &[(&str, String)]) -> Result<Url> {
@@ -332,6 +337,11 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// Whether there is nothing in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.body.trim().is_empty()
+    }
+
     /// Reads the body as what it should be; an error names the place.
     pub(crate) fn decode<T: DeserializeOwned>(&self) -> Result<T> {
         let mut json = serde_json::Deserializer::from_str(&self.body);

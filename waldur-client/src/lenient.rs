@@ -24,7 +24,7 @@ fn raw<'de, D: Deserializer<'de>>(field: D) -> Result<Box<RawValue>, D::Error> {
 
 /// Any scalar as text; null is empty; a list or object is kept as its JSON text.
 pub(crate) fn text<'de, D: Deserializer<'de>>(field: D) -> Result<String, D::Error> {
-    Ok(text_of(&*raw(field)?))
+    Ok(text_of(&raw(field)?))
 }
 
 fn text_of(raw: &RawValue) -> String {
@@ -41,13 +41,13 @@ fn text_of(raw: &RawValue) -> String {
 
 /// True, 1, and their spellings as text; everything else, null included, is false.
 pub(crate) fn flag<'de, D: Deserializer<'de>>(field: D) -> Result<bool, D::Error> {
-    let text = text_of(&*raw(field)?);
+    let text = text_of(&raw(field)?);
     Ok(matches!(text.as_str(), "true" | "True" | "1"))
 }
 
 /// A uuid in either spelling; null and empty are none. Other text is an error: identity is not guessed.
 pub(crate) fn opt_uuid<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Uuid>, D::Error> {
-    let text = text_of(&*raw(field)?);
+    let text = text_of(&raw(field)?);
     if text.is_empty() {
         return Ok(None);
     }
@@ -63,12 +63,12 @@ pub(crate) fn uuid<'de, D: Deserializer<'de>>(field: D) -> Result<Uuid, D::Error
 
 /// An RFC 3339 time; what is none is left out.
 pub(crate) fn opt_time<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Timestamp>, D::Error> {
-    Ok(text_of(&*raw(field)?).parse().ok())
+    Ok(text_of(&raw(field)?).parse().ok())
 }
 
 /// A date, or the date a timestamp begins with; what is none is left out.
 pub(crate) fn opt_date<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Date>, D::Error> {
-    let text = text_of(&*raw(field)?);
+    let text = text_of(&raw(field)?);
     Ok(text.get(..10).and_then(|date| date.parse().ok()))
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn opt_date<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Dat
 pub(crate) fn opt_decimal<'de, D: Deserializer<'de>>(
     field: D,
 ) -> Result<Option<Decimal>, D::Error> {
-    decimal_of(&*raw(field)?).map_err(D::Error::custom)
+    decimal_of(&raw(field)?).map_err(D::Error::custom)
 }
 
 /// An exact amount that must be there.
@@ -200,7 +200,7 @@ fn shift_point(whole: &str, fraction: &str, exponent: i32) -> Shifted {
 
 /// A free-form object; null and anything else that is no object is empty.
 pub(crate) fn map<'de, D: Deserializer<'de>>(field: D) -> Result<Map<String, Value>, D::Error> {
-    Ok(match value_of(&*raw(field)?, 0) {
+    Ok(match value_of(&raw(field)?, 0) {
         Value::Object(map) => map,
         _ => Map::new(),
     })
@@ -208,7 +208,7 @@ pub(crate) fn map<'de, D: Deserializer<'de>>(field: D) -> Result<Map<String, Val
 
 /// A free-form value.
 pub(crate) fn value<'de, D: Deserializer<'de>>(field: D) -> Result<Value, D::Error> {
-    Ok(value_of(&*raw(field)?, 0))
+    Ok(value_of(&raw(field)?, 0))
 }
 
 /// Like an ordinary parse, except that a part which cannot be held (an integer of hundreds of digits, a lone

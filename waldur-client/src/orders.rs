@@ -193,13 +193,15 @@ impl Client {
             .await
     }
 
-    /// Accepts an order: pending-provider → executing (or pending-start-date on a late-2026 server).
+    /// Accepts an order: pending-provider → executing (or pending-start-date on a late-2026 server). Gives whether the server
+    /// answered with a body: those of the first generation do not, and always begin at once.
     ///
     /// # Errors
     /// [`Class::Conflict`](crate::Class::Conflict) in another state.
-    pub async fn approve_order(&self, uuid: Uuid) -> Result<()> {
-        self.order_action(uuid, "approve_by_provider", json!({}))
-            .await
+    pub async fn approve_order(&self, uuid: Uuid) -> Result<bool> {
+        let path = format!("marketplace-orders/{}/approve_by_provider/", uuid.simple());
+        let answer = self.post_secret(&path, &json!({}), &[]).await?;
+        Ok(!answer.is_empty())
     }
 
     /// Refuses an order. The comment is for the customer; a 2024 server drops it.

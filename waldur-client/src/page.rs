@@ -28,12 +28,15 @@ struct Reading<T> {
     count: Option<usize>,
     /// The last page named a next one, and that held nothing.
     cut_off: bool,
+    /// The count went down between pages: a row was taken out, and one behind it moved to a page already read. The sum
+    /// can be right all the same.
+    shrank: bool,
 }
 
 impl<T> Reading<T> {
     fn adds_up(&self) -> bool {
         match self.count {
-            Some(count) => count == self.rows.len(),
+            Some(count) => count == self.rows.len() && !self.shrank,
             None => !self.cut_off,
         }
     }
@@ -59,6 +62,9 @@ impl Client {
         }
         let held = second.rows.len();
         let message = match second.count {
+            Some(count) if count == held => {
+                format!("the list became shorter while it was read, down to {count} rows")
+            }
             Some(count) => format!("the server counts {count} rows and its pages hold {held}"),
             None => format!("the server named a page after {held} rows that holds nothing"),
         };
@@ -70,6 +76,7 @@ impl Client {
             rows: Vec::new(),
             count: None,
             cut_off: false,
+            shrank: false,
         };
         let mut promised = false;
         let mut seen = HashSet::new();
@@ -92,7 +99,9 @@ impl Client {
                 rows.into_iter()
                     .filter(|row| row.id().is_none_or(|id| seen.insert(id))),
             );
-            reading.count = answer.result_count();
+            let count = answer.result_count();
+            reading.shrank |= count < reading.count && count.is_some();
+            reading.count = count;
 
             let nothing_new = reading.rows.len() == before;
             let at_end = match (reading.count, answer.has_next()) {
