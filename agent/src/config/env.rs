@@ -144,10 +144,7 @@ fn is_service_link(name: &str, value: &str) -> bool {
     {
         return true;
     }
-    let Some((_, rest)) = name.rsplit_once("_PORT_").or_else(|| {
-        // …_PORT_80_TCP_PORT ends in _PORT, and rsplit would not find the first one.
-        name.split_once("_PORT_")
-    }) else {
+    let Some((_, rest)) = name.rsplit_once("_PORT_") else {
         return false;
     };
     let mut parts = rest.split('_');

@@ -182,7 +182,11 @@ impl<'a> Reader<'a> {
             seen.push((key, entry.key_pos));
             if !known.contains(&key) {
                 let message = unknown_key(&pattern, key, &known, &secrets);
-                let path = section.path_of(&key.escape_debug().to_string());
+                // A long key is no slip of the fingers; it may be a secret that lost its field.
+                let path = match key.chars().count() {
+                    0..=32 => section.path_of(&key.escape_debug().to_string()),
+                    count => section.path_of(&format!("(a key of {count} characters)")),
+                };
                 self.problem(&place, &path, message);
             }
         }

@@ -540,7 +540,7 @@ fn wrong_variables_are_named() {
 fn secrets_are_never_shown() {
     let inline = "
 webui: {url: 'https://sk-marker@chat.example.org', api_key: sk-marker}
-lease: {namespace: sk-marker_0123456789, password: sk-marker}
+lease: {namespace: sk-marker_0123456789, password: sk-marker, sk-marker-0123456789012345678901234567}
 log: {level: sk-marker, format: sk-marker-0123456789}
 http: {listen: sk-marker}
 intervals: {orders: sk-marker-0123456789}
