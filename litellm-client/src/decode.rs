@@ -62,3 +62,62 @@ mod tests {
         decode::<Outer>(br#"{"rows":[]}"#).unwrap();
     }
 }
+
+#[cfg(test)]
+pub(crate) mod mangle {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use serde_json::{Value, json};
+
+    /// The body of a recorded exchange.
+    pub(crate) fn recorded(name: &str) -> Value {
+        let file = format!(
+            "{}/../fixtures/recordings/litellm/{name}.json",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let recording: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        recording["body"].clone()
+    }
+
+    /// Every place in a body, as JSON pointers.
+    fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+        all.push(at.to_owned());
+        match value {
+            Value::Array(items) => {
+                for (n, item) in items.iter().enumerate() {
+                    places(item, &format!("{at}/{n}"), all);
+                }
+            }
+            Value::Object(fields) => {
+                for (name, field) in fields {
+                    let name = name.replace('~', "~0").replace('/', "~1");
+                    places(field, &format!("{at}/{name}"), all);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Decodes a recorded body with one value replaced by something strange. That may fail; it may not panic. Gives back
+    /// whether it was read.
+    pub(crate) fn read<T: serde::de::DeserializeOwned>(
+        name: &str,
+        place: usize,
+        with: usize,
+    ) -> bool {
+        let strange = [
+            json!(null),
+            json!(-1),
+            json!(1e300),
+            json!("x"),
+            json!([]),
+            json!({}),
+            json!(true),
+            json!("1e999999999999"),
+        ];
+        let mut body = recorded(name);
+        let mut all = Vec::new();
+        places(&body, "", &mut all);
+        *body.pointer_mut(&all[place % all.len()]).unwrap() = strange[with % strange.len()].clone();
+        super::decode::<T>(body.to_string().as_bytes()).is_ok()
+    }
+}

@@ -47,9 +47,9 @@ pub enum ErrorKind {
         /// The HTTP status.
         status: u16,
         /// `error.type`, or the type of the first validation mistake.
-        error_type: Option<String>,
+        error_type: Option<Box<str>>,
         /// `error.param`, or where the first validation mistake is.
-        param: Option<String>,
+        param: Option<Box<str>>,
         /// The text, freed of the Python notation around it; at most 500 characters.
         message: String,
         /// How long the gateway asks us to wait.
@@ -213,7 +213,7 @@ impl fmt::Display for ErrorKind {
                 let details: Vec<&str> = [error_type, param]
                     .into_iter()
                     .flatten()
-                    .map(String::as_str)
+                    .map(AsRef::as_ref)
                     .collect();
                 if !details.is_empty() {
                     write!(f, " ({})", details.join(", "))?;
@@ -316,8 +316,10 @@ pub(crate) fn from_answer(
     match envelope(body) {
         Some(said) => ErrorKind::Status {
             status,
-            error_type: said.error_type.map(|text| scrubber.clean_to(&text, 100)),
-            param: said.param.map(|text| scrubber.clean_to(&text, 100)),
+            error_type: said
+                .error_type
+                .map(|text| scrubber.clean_to(&text, 100).into()),
+            param: said.param.map(|text| scrubber.clean_to(&text, 100).into()),
             message: scrubber.clean(&said.message),
             retry_after,
         },

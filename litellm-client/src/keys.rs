@@ -254,7 +254,7 @@ impl Client {
                     status: 404,
                     error_type: Some(kind),
                     ..
-                } if kind == "not_found_error" && error.class() == Class::NotFound => Ok(None),
+                } if &**kind == "not_found_error" && error.class() == Class::NotFound => Ok(None),
                 _ => Err(error),
             };
         }
@@ -518,5 +518,19 @@ mod tests {
             hash: "h".to_owned(),
         };
         assert!(!format!("{new:?} {generated:?}").contains("MARKER"));
+    }
+
+    use crate::decode::mangle;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn strange_keys_are_read_without_a_panic(place in 0_usize..10_000, with in 0_usize..8) {
+            let _ = mangle::read::<KeyPage>("key-list-sort", place, with);
+            let _ = mangle::read::<KeyInfo>("key-info-hash", place, with);
+            let _ = mangle::read::<Generated>("key-generate", place, with);
+            let _ = mangle::read::<ModelList>("v1-models-all", place, with);
+        }
     }
 }

@@ -166,4 +166,15 @@ mod tests {
         assert!(!Models::none().same_as(&[]));
         assert!(Models::none().same_as(&read(&["no-default-models"])));
     }
+
+    use crate::decode::mangle;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn strange_models_are_read_without_a_panic(place in 0_usize..10_000, with in 0_usize..8) {
+            let _ = mangle::read::<Listing>("model-info-phi", place, with);
+        }
+    }
 }

@@ -211,7 +211,7 @@ pub(crate) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D
     }
     parse_decimal(text)
         .ok()
-        .filter(|value| value.is_integer())
+        .filter(Decimal::is_integer)
         .and_then(|value| value.to_u64())
         .ok_or_else(|| not_a_number("a whole number that is not below zero"))
 }

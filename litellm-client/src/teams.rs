@@ -442,4 +442,16 @@ mod tests {
         let text = r#"{"price":0.017707200000000003,"tiny":-2e-19}"#;
         assert_eq!(serde_json::to_string(&metadata(text)).unwrap(), text);
     }
+
+    use crate::decode::mangle;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn strange_teams_are_read_without_a_panic(place in 0_usize..10_000, with in 0_usize..8) {
+            let _ = mangle::read::<TeamPage>("team-list-v2-byid", place, with);
+            let _ = mangle::read::<TeamInfo>("team-info-bud", place, with);
+        }
+    }
 }

@@ -70,6 +70,29 @@ impl Counts {
             spend: self.spend.checked_add(other.spend)?,
         })
     }
+
+    /// Whether two sums of the same rows agree: the counters exactly, the cost up to the noise of the gateway's own additions,
+    /// which are binary (0.0023935 is recorded as 0.0023935000000000002). Noise means 1e-9, or 1e-12 of the cost if that is
+    /// more.
+    #[must_use]
+    pub fn agrees_with(&self, other: &Self) -> bool {
+        let counters = |counts: &Self| Self {
+            spend: Decimal::ZERO,
+            ..*counts
+        };
+        let noise = Decimal::new(1, 9).max(
+            self.spend
+                .abs()
+                .checked_mul(Decimal::new(1, 12))
+                .unwrap_or_default(),
+        );
+        let difference = self
+            .spend
+            .checked_sub(other.spend)
+            .map(|difference| difference.abs());
+        counters(self) == counters(other)
+            && difference.is_some_and(|difference| difference <= noise)
+    }
 }
 
 /// What one key used of one model.
@@ -349,4 +372,73 @@ fn take(
         days.push(day.into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+
+    use crate::decode::mangle;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn strange_days_are_read_without_a_panic(place in 0_usize..10_000, with in 0_usize..8) {
+            let _ = mangle::read::<Page>("daily-deleted-team", place, with);
+        }
+    }
+
+    #[test]
+    fn no_counter_is_read_as_nothing() {
+        let recorded = mangle::recorded("daily-deleted-team");
+        let metrics = "/results/0/breakdown/model_groups/llama-70b/metrics";
+        for name in [
+            "spend",
+            "prompt_tokens",
+            "completion_tokens",
+            "total_tokens",
+            "successful_requests",
+            "failed_requests",
+            "api_requests",
+        ] {
+            let mut body = recorded.clone();
+            body.pointer_mut(metrics).unwrap()[name] = serde_json::Value::Null;
+            crate::decode::decode::<Page>(body.to_string().as_bytes())
+                .err()
+                .unwrap();
+            let mut body = recorded.clone();
+            body.pointer_mut(metrics)
+                .unwrap()
+                .as_object_mut()
+                .unwrap()
+                .remove(name)
+                .unwrap();
+            let mistake = crate::decode::decode::<Page>(body.to_string().as_bytes())
+                .err()
+                .unwrap();
+            assert_eq!(
+                mistake.at, "results[0].breakdown.model_groups.llama-70b.metrics",
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_name_twice_is_no_ledger() {
+        let counts = r#"{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0,"successful_requests":0,"failed_requests":0,"api_requests":0,"spend":0}"#;
+        let group = format!(r#""m":{{"metrics":{counts},"api_key_breakdown":{{}}}}"#);
+        let page = |groups: &str| {
+            format!(
+                r#"{{"results":[{{"date":"2026-11-30","metrics":{counts},"breakdown":{{"model_groups":{{{groups}}}}}}}],"metadata":{{"page":1,"total_pages":1,"has_more":false}}}}"#
+            )
+        };
+        crate::decode::decode::<Page>(page(&group).as_bytes())
+            .ok()
+            .unwrap();
+        assert!(
+            crate::decode::decode::<Page>(page(&format!("{group},{group}")).as_bytes()).is_err()
+        );
+    }
 }
