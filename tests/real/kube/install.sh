@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds kube-apiserver and kubectl 1.20.2 from Debian 12's own source package, which holds the complete vendored tree, with
-# Debian's Go 1.19, and takes etcd from Debian. About five minutes on two cores and 2 GB of scratch the first time; 120 MB stay.
+# Debian's Go 1.19, and takes etcd from Debian. Three to five minutes on two cores and 2 GB of scratch the first time; 120 MB stay.
 . "$(dirname "$0")/../common.sh"
 
 need flock util-linux
@@ -9,7 +9,7 @@ need openssl openssl
 STAMP=$(stamp_of "$REAL/kube/install.sh")
 prepare_cache kube "$STAMP" || exit 0
 command -v apt-get >/dev/null || die "the API server is built from Debian's source package, and there is no apt-get here"
-say "setting up the API server in $HOME_DIR (about five minutes, once)"
+say "setting up the API server in $HOME_DIR (three to five minutes, once)"
 BUILD=$HOME_DIR/build
 mkdir -p "$BUILD"/{lists/partial,archives/partial,sources,root,go/src/k8s.io} "$HOME_DIR/bin"
 cd "$BUILD"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the LiteLLM proxy, its database engine stand-in and a PostgreSQL cluster with the proxy's tables into the cache.
-# About four minutes and 1 GB the first time, nothing after that. Everything comes from PyPI, npm and Debian.
+# One to four minutes and 0.9 GB the first time, nothing after that. Everything comes from PyPI, npm and Debian.
 . "$(dirname "$0")/../common.sh"
 . "$REAL/litellm/postgres.sh"
 SOURCE=$REAL/litellm
@@ -25,7 +25,7 @@ prepare_cache litellm "$STAMP" || exit 0
 if is_root; then
   runuser -u postgres -- test -x "$HOME_DIR" || die "the user postgres cannot enter $HOME_DIR: set LLM_ACCESS_CACHE to a folder it can reach"
 fi
-say "setting up LiteLLM in $HOME_DIR (about four minutes, once)"
+say "setting up LiteLLM in $HOME_DIR (one to four minutes, once)"
 cd "$HOME_DIR"
 
 python3 -m venv venv
