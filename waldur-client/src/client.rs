@@ -284,16 +284,18 @@ impl Client {
                 })
             }
             (Some(_), 200 | 201 | 202 | 204) => {
-                // Read so that the connection can be used again; what it says is not needed.
-                match read_capped(response, MAX_SMALL_BODY).await {
-                    Ok(_) | Err(BodyFault::TooLarge) => {}
+                // Read so that the connection can be used again. What it says is not needed for success; that it
+                // says something tells generations of servers apart.
+                let body = match read_capped(response, MAX_SMALL_BODY).await {
+                    Ok(body) => String::from_utf8_lossy(&body).into_owned(),
+                    Err(BodyFault::TooLarge) => "(too large)".to_owned(),
                     Err(BodyFault::Lost(cause)) => return Err(ErrorKind::Interrupted { cause }),
-                }
+                };
                 Ok(Answer {
                     path: request.url.path().to_owned(),
                     status,
                     headers,
-                    body: String::new(),
+                    body,
                 })
             }
             (_, 301 | 302 | 303 | 307 | 308) => Err(ErrorKind::Redirected {

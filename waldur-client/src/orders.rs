@@ -193,8 +193,10 @@ impl Client {
             .await
     }
 
-    /// Accepts an order: pending-provider → executing (or pending-start-date on a late-2026 server). Gives whether the server
-    /// answered with a body: those of the first generation do not, and always begin at once.
+    /// Accepts an order: pending-provider → executing (or pending-start-date on a late-2026 server).
+    ///
+    /// Gives whether the answer had a body. A 2024 server sends none and begins at once; after true, read the order to
+    /// see whether it executes. A hint only: something in between may drop the body of a later server.
     ///
     /// # Errors
     /// [`Class::Conflict`](crate::Class::Conflict) in another state.

@@ -378,6 +378,7 @@ async fn every_recorded_refusal_has_a_class_and_a_text() {
             401 | 403 => Class::Credential,
             404 if recording.content_type.contains("html") => Class::NoSuchRoute,
             404 => Class::NotFound,
+            405 => Class::NoSuchRoute,
             409 => Class::Conflict,
             500 => Class::Transient,
             _ => Class::Refused,

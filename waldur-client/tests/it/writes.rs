@@ -14,9 +14,9 @@ use crate::recordings::{OFFERING, ORDER, PLAN, RESOURCE, Recording};
 use crate::server::{Reply, Seen, Server, uuid};
 
 /// Makes a call against a recording; gives what was sent.
-async fn replay(
+async fn replay<T>(
     recording: &str,
-    call: impl AsyncFnOnce(Client) -> Result<()>,
+    call: impl AsyncFnOnce(Client) -> Result<T>,
 ) -> (Recording, Seen) {
     let recording = Recording::load(recording);
     let server = recording.serve().await;
@@ -42,7 +42,10 @@ fn dec(text: &str) -> Decimal {
 #[tokio::test]
 async fn orders() {
     for body in [
-        replay("c016", async |c| c.approve_order(uuid(ORDER)).await).await,
+        replay("c016", async |c| {
+            c.approve_order(uuid(ORDER)).await.map(drop)
+        })
+        .await,
         replay("c025", async |c| c.set_order_done(uuid(ORDER)).await).await,
         replay("e004", async |c| {
             c.set_order_executing(uuid("75763a27ae4448739045a77fa4f770c6"))
@@ -70,6 +73,25 @@ async fn orders() {
         .await
     })
     .await;
+}
+
+#[tokio::test]
+async fn approving_tells_whether_the_server_said_anything() {
+    let cases = [
+        (Recording::load("c016").reply(), false),
+        (Reply::new(200, " \n"), false),
+        (Reply::new(204, ""), false),
+        (
+            Reply::json(200, json!({"detail": "Order has been approved."})),
+            true,
+        ),
+        (Reply::new(200, "x".repeat(1 << 20)), true),
+    ];
+    for (reply, answered) in cases {
+        let server = Server::always(reply.clone()).await;
+        let result = server.client().approve_order(uuid(ORDER)).await;
+        assert_eq!(result.unwrap(), answered, "{answered}");
+    }
 }
 
 #[tokio::test]
