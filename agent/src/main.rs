@@ -1,1 +1,5 @@
-fn main() {}
+//! The `llm-access-agent` program.
+
+fn main() -> std::process::ExitCode {
+    llm_access_agent::cli::main()
+}

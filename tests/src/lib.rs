@@ -1,1 +1,318 @@
 //! End-to-end suites: the real agent against simulators and real peers.
+//!
+//! [`World`] is one environment: the three simulators, a clock that tests move, and as many agents as a test wants, each of
+//! them a fresh process as far as the agent's memory goes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::missing_panics_doc, reason = "this crate is test code")]
+
+pub mod checker;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use llm_access_agent::agent::Agent;
+use llm_access_agent::clock::Clock;
+use llm_access_agent::config::{self, Config};
+use llm_access_fixtures::clock::SimClock;
+use llm_access_fixtures::faults::{Faults, Peer};
+use llm_access_fixtures::kube::Kube;
+use llm_access_fixtures::litellm::{self, LiteLlm};
+use llm_access_fixtures::waldur::{self, Profile, Project, Waldur};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+pub use llm_access_fixtures as fixtures;
+
+/// Every server generation.
+pub const PROFILES: [Profile; 3] = [Profile::Y2024, Profile::V8_0, Profile::Late2026];
+
+/// Where an agent of a test keeps Secrets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// The Kubernetes simulator, chat and project keys in two namespaces.
+    Kube,
+    /// A folder.
+    Directory,
+}
+
+/// The namespace of the connection Secrets.
+pub const CHAT_NAMESPACE: &str = "open-webui";
+/// The namespace of the project keys.
+pub const KEY_NAMESPACE: &str = "llm-keys";
+
+/// One environment.
+pub struct World {
+    /// The simulators' time.
+    pub sim_clock: SimClock,
+    /// The agents' time; [`World::advance`] moves both.
+    pub clock: Clock,
+    /// The world's faults and the log of the agents' calls.
+    pub faults: Faults,
+    /// Waldur.
+    pub waldur: Waldur,
+    /// The gateway.
+    pub gateway: LiteLlm,
+    /// The Kubernetes API.
+    pub kube: Kube,
+    /// The offering that is sold.
+    pub offering: Uuid,
+    /// A project that orders.
+    pub project: Project,
+    /// Where Secrets are kept.
+    pub store: Store,
+    /// The owner string.
+    pub owner: String,
+    folder: TempDir,
+}
+
+/// The start of every world: a quiet moment inside a month.
+#[must_use]
+pub fn start_time() -> Timestamp {
+    "2026-11-10T09:00:00Z".parse().unwrap()
+}
+
+/// The models every world sells, with prices per token.
+const MODELS: [(&str, Option<&str>, Option<&str>); 4] = [
+    ("kestrel-8b", Some("0.00000021"), Some("0.00000085")),
+    ("heron-70b", Some("0.000001"), Some("0.000002")),
+    ("qwen2.5-0.5b", None, None),
+    ("qwen3-embedding-0-6b", Some("0.00000002"), None),
+];
+
+impl World {
+    /// A world with Secrets in the Kubernetes simulator.
+    pub async fn new(profile: Profile) -> Self {
+        Self::with_store(profile, Store::Kube).await
+    }
+
+    /// A world with a chosen Secret store.
+    pub async fn with_store(profile: Profile, store: Store) -> Self {
+        rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
+        let sim_clock = SimClock::at(start_time());
+        let faults = Faults::new();
+        let waldur = Waldur::start(waldur::Options { profile, clock: sim_clock.clone(), faults: faults.clone(), listen: None }).await;
+        let gateway = LiteLlm::start(litellm::Options { clock: sim_clock.clone(), faults: faults.clone(), listen: None }).await.unwrap();
+        let kube = Kube::start(sim_clock.clone(), faults.clone(), None).await.unwrap();
+        kube.add_namespace(CHAT_NAMESPACE);
+        kube.add_namespace(KEY_NAMESPACE);
+        for (name, input, output) in MODELS {
+            gateway.remove_model(name);
+            gateway.add_model(name, input, output);
+        }
+        let offering = waldur.add_offering("Shared LLM access");
+        waldur.set_models(offering, &["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "all"]);
+        let project = waldur.add_project("Seabird Acoustics");
+        let folder = tempfile::tempdir().unwrap();
+        let world = Self { clock: Clock::manual(start_time()), sim_clock, faults, waldur, gateway, kube, offering, project, store, owner: "icarus".into(), folder };
+        world.write("waldur-token", &world.waldur.agent_token());
+        world.write("gateway-key", &world.gateway.master_key());
+        world.write("catalogue.yml", &catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]));
+        world
+    }
+
+    /// Writes a file into the world's folder.
+    pub fn write(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// A path in the world's folder.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The folder of the directory store.
+    #[must_use]
+    pub fn secrets_folder(&self) -> PathBuf {
+        self.path("secrets")
+    }
+
+    /// The configuration file of an agent, with `more` at its end.
+    #[must_use]
+    pub fn config_text(&self, more: &str) -> String {
+        self.config_text_for(&[self.offering], more)
+    }
+
+    /// The same for several offerings.
+    #[must_use]
+    pub fn config_text_for(&self, offerings: &[Uuid], more: &str) -> String {
+        let folder = self.folder.path().display();
+        let secrets = match self.store {
+            Store::Kube => format!("{{store: kubernetes, api_url: {}, chat_namespace: {CHAT_NAMESPACE}, key_namespace: {KEY_NAMESPACE}}}", self.kube.url()),
+            Store::Directory => format!("{{store: directory, path: {}}}", self.secrets_folder().display()),
+        };
+        let offerings: String = offerings
+            .iter()
+            .map(|uuid| {
+                format!(
+                    "  - uuid: {uuid}\n    always_include: [qwen3-embedding-0-6b]\n    limits: {{max_budget: {{default: 20, max: 1000}}, tpm_limit: {{default: 100000}}, rpm_limit: {{default: 600}}}}\n"
+                )
+            })
+            .collect();
+        format!(
+            "owner: {}\nwaldur: {{api_url: {}, token_file: {folder}/waldur-token, timeout: 400ms}}\n\
+             gateway: {{url: {}, public_url: https://llm.example.org, key_file: {folder}/gateway-key, timeout: 400ms}}\n\
+             webui: {{url: https://chat.example.org}}\ncatalogue: {{file: {folder}/catalogue.yml}}\nsecrets: {secrets}\nofferings:\n{offerings}{more}",
+            self.owner,
+            self.waldur.api_url(),
+            self.gateway.url(),
+        )
+    }
+
+    /// The configuration of an agent.
+    #[must_use]
+    pub fn config(&self, more: &str) -> Config {
+        self.parse(&self.config_text(more))
+    }
+
+    /// Reads a configuration text as the program does.
+    #[must_use]
+    pub fn parse(&self, text: &str) -> Config {
+        let path = self.write("config.yml", text);
+        config::load(Some(&path), &[]).unwrap_or_else(|errors| panic!("{errors}\n{text}")).config
+    }
+
+    /// A fresh agent: what a restart leaves.
+    pub async fn agent(&self) -> Agent {
+        self.agent_with("").await
+    }
+
+    /// A fresh agent with more configuration.
+    pub async fn agent_with(&self, more: &str) -> Agent {
+        Agent::new(self.config(more), self.clock.clone()).await.unwrap()
+    }
+
+    /// Moves the time of everything.
+    pub fn advance(&self, by: Duration) {
+        self.sim_clock.advance(by);
+        self.clock.advance(by);
+    }
+
+    /// Sets the time of everything.
+    pub fn set_time(&self, to: &str) {
+        let to: Timestamp = to.parse().unwrap();
+        self.sim_clock.set(to);
+        self.clock.set(to);
+    }
+
+    /// One order beat, and the work it begins to its end.
+    pub async fn beat(&self, agent: &Agent) {
+        agent.order_beat().await;
+        agent.settle().await;
+    }
+
+    /// One slow beat, and the repairs it begins to their end.
+    pub async fn slow_beat(&self, agent: &Agent) {
+        drop(agent.resource_beat().await);
+        agent.settle().await;
+    }
+
+    /// Beats, with time passing, until no order is open; at most `beats`.
+    pub async fn run_to_rest(&self, agent: &Agent, beats: usize) {
+        for _ in 0..beats {
+            self.beat(agent).await;
+            if self.open_orders().is_empty() {
+                return;
+            }
+            self.advance(Duration::from_secs(60));
+        }
+        let waiting = agent.schedule.waiting();
+        panic!("still open after {beats} beats: {:?}; waiting: {waiting:?}; conditions: {:?}", self.open_orders(), agent.conditions.all());
+    }
+
+    /// Orders that wait for the provider.
+    #[must_use]
+    pub fn open_orders(&self) -> Vec<Uuid> {
+        self.waldur.orders().iter().filter(|order| matches!(order.state.as_str(), "pending-provider" | "executing")).map(|order| order.uuid).collect()
+    }
+
+    /// A customer orders `models` with a budget of 50.
+    pub fn order(&self, name: &str, models: &[&str]) -> (Uuid, Uuid) {
+        self.waldur.order(self.offering, &self.project, name, models, &[("max_budget", "50")])
+    }
+
+    /// Orders and sees it through.
+    pub async fn sold(&self, agent: &Agent, name: &str, models: &[&str]) -> Uuid {
+        let (order, resource) = self.order(name, models);
+        self.run_to_rest(agent, 5).await;
+        assert_eq!(self.waldur.order_state(order), "done");
+        resource
+    }
+
+    /// The Secrets of a resource: variables by slot.
+    #[must_use]
+    pub fn secrets(&self, resource: Uuid) -> BTreeMap<String, BTreeMap<String, String>> {
+        let id = resource.simple().to_string();
+        match self.store {
+            Store::Kube => self
+                .kube
+                .secrets()
+                .into_iter()
+                .filter(|secret| secret.labels.get("llm-access.io/resource") == Some(&id))
+                .map(|secret| (slot_of(&secret.name), secret.data))
+                .collect(),
+            Store::Directory => read_env_files(&self.secrets_folder(), &id),
+        }
+    }
+
+    /// The key in a Secret of a resource.
+    #[must_use]
+    pub fn key(&self, resource: Uuid, slot: &str) -> String {
+        let secrets = self.secrets(resource);
+        let data = secrets.get(slot).unwrap_or_else(|| panic!("no {slot} Secret for {}; there are {:?}", resource.simple(), secrets.keys()));
+        data.get("OPENAI_API_KEY").or_else(|| data.get("OPENAI_API_KEYS")).cloned().unwrap()
+    }
+
+    /// Calls of the agents that change something, to one peer or all.
+    #[must_use]
+    pub fn writes(&self, peer: Option<Peer>) -> Vec<String> {
+        self.faults
+            .calls()
+            .into_iter()
+            .filter(|call| call.method != "GET" && peer.is_none_or(|p| p == call.peer))
+            .map(|call| format!("{} {}", call.method, call.path))
+            .collect()
+    }
+
+    /// All invariants of a world at rest.
+    pub fn check(&self) {
+        checker::check(self);
+    }
+}
+
+/// A catalogue of chat models, with the embedder every world has.
+#[must_use]
+pub fn catalogue(models: &[&str]) -> String {
+    let mut text = String::from("inference_models:\n");
+    for name in models {
+        text.push_str(&format!("  - {{name: {0}, served_name: {0}}}\n", name));
+    }
+    text.push_str("  - {name: qwen3-embedding-0-6b, served_name: qwen3-embedding-0-6b, runtime: tei}\n");
+    text
+}
+
+fn slot_of(name: &str) -> String {
+    if name.starts_with("llm-webui-") { "chat" } else { "project" }.into()
+}
+
+fn read_env_files(folder: &Path, resource: &str) -> BTreeMap<String, BTreeMap<String, String>> {
+    let mut found = BTreeMap::new();
+    let Ok(entries) = fs::read_dir(folder) else { return found };
+    for entry in entries.flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if !name.ends_with(".env") {
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+        if !text.contains(resource) {
+            continue;
+        }
+        let data = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('=')).map(|(n, v)| (n.to_owned(), v.to_owned())).collect();
+        found.insert(slot_of(&name), data);
+    }
+    found
+}

@@ -1,0 +1,415 @@
+//! The agent: its peers, what it learnt about them, and what it remembers between passes.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+use url::Url;
+use uuid::Uuid;
+
+use crate::catalogue::{self, Catalogue};
+use crate::clock::Clock;
+use crate::conditions::Conditions;
+use crate::config::{Config, OfferingConfig, SecretsConfig, WaldurAuth};
+use crate::features::{Feature, Features};
+use crate::gate::{Gates, Peer};
+use crate::plan::{Obstacle, Rules};
+use crate::schedule::Schedule;
+use crate::secrets::{Directory, Kubernetes, Namespaces, SecretStore, StoreError};
+
+/// The User-Agent of every call to a peer.
+pub const USER_AGENT: &str = concat!("llm-access-agent/", env!("CARGO_PKG_VERSION"));
+
+/// Cheap to clone; all clones are one agent.
+#[derive(Clone)]
+pub struct Agent(Arc<Inner>);
+
+/// What an [`Agent`] is made of.
+pub struct Inner {
+    /// Settings.
+    pub config: Config,
+    /// Time.
+    pub clock: Clock,
+    /// Waldur.
+    pub waldur: waldur_client::Client,
+    /// The gateway.
+    pub gateway: litellm_client::Client,
+    /// Where Secrets are kept.
+    pub secrets: SecretStore,
+    /// What the peers can do.
+    pub features: Features,
+    /// What is wrong.
+    pub conditions: Conditions,
+    /// Peers to spare.
+    pub gates: Gates,
+    /// Waiting orders and busy resources.
+    pub schedule: Arc<Schedule>,
+    /// Bounds the work in flight.
+    pub workers: Arc<Semaphore>,
+    /// The work in flight.
+    pub tasks: TaskTracker,
+    /// Progress of the loops.
+    pub progress: crate::http::Progress,
+    memory: Mutex<Memory>,
+}
+
+/// Remembered between passes; losing it costs a repeat, never a mistake.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    catalogue: Option<Arc<Catalogue>>,
+    /// Offerings that Waldur governs keys for one by one.
+    pub(crate) governed: HashMap<Uuid, bool>,
+    /// When the mark on a team was restored.
+    mark_repairs: HashMap<Uuid, Vec<Timestamp>>,
+    /// The latest reading of a usage that must be read twice: when, and what.
+    pub(crate) readings: HashMap<Uuid, (Timestamp, String)>,
+    /// Termination orders whose usage is reported.
+    pub(crate) billed: HashSet<Uuid>,
+    /// Where the next pass goes on asking about things without a living resource.
+    pub(crate) orphan_cursor: usize,
+    /// How often an order was taken up again after it erred.
+    pub(crate) heals: HashMap<Uuid, u32>,
+}
+
+impl std::ops::Deref for Agent {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// Why a step did not succeed, and so what may be done about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Trying again later can help.
+    Transient {
+        /// Who failed.
+        peer: Peer,
+        /// What happened.
+        message: String,
+        /// What the peer asked us to wait.
+        retry_after: Option<Duration>,
+        /// Surely nothing was sent: the peer is down.
+        unreachable: bool,
+    },
+    /// Our own credential or rights: a fault of the site, not of any order.
+    Credential {
+        /// Who refused.
+        peer: Peer,
+        /// What it said.
+        message: String,
+    },
+    /// The world moved: look again.
+    Conflict {
+        /// What happened.
+        message: String,
+    },
+    /// The peer will refuse this again.
+    Refused {
+        /// Who refused.
+        peer: Peer,
+        /// What it said.
+        message: String,
+    },
+    /// Only a person can resolve it.
+    Blocked(Obstacle),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Transient { message, .. } | Self::Conflict { message } | Self::Credential { message, .. } | Self::Refused { message, .. } => f.write_str(message),
+            Self::Blocked(obstacle) => obstacle.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Obstacle> for Failure {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Blocked(obstacle)
+    }
+}
+
+impl From<waldur_client::Error> for Failure {
+    fn from(error: waldur_client::Error) -> Self {
+        use waldur_client::{Class, ErrorKind};
+        let (peer, message) = (Peer::Waldur, error.to_string());
+        match error.class() {
+            Class::Credential => Self::Credential { peer, message },
+            Class::Conflict => Self::Conflict { message },
+            Class::Refused | Class::NoSuchRoute => Self::Refused { peer, message },
+            // An object that cannot be seen may only be out of sight: rights can come back.
+            Class::NotFound | Class::Transient => {
+                let unreachable = matches!(error.kind, ErrorKind::Unreachable { .. } | ErrorKind::Redirected { .. });
+                Self::Transient { peer, message, retry_after: error.retry_after(), unreachable }
+            }
+        }
+    }
+}
+
+impl From<litellm_client::Error> for Failure {
+    fn from(error: litellm_client::Error) -> Self {
+        use litellm_client::{Class, ErrorKind};
+        let (peer, message) = (Peer::Gateway, error.to_string());
+        match error.class() {
+            Class::Credential => Self::Credential { peer, message },
+            // A 404 of the gateway proves nothing; the next look asks where absence is told honestly.
+            Class::AlreadyExists | Class::NotFound | Class::CustomKeysForbidden => Self::Conflict { message },
+            Class::Refused => Self::Refused { peer, message },
+            Class::Transient => {
+                let unreachable = matches!(error.kind, ErrorKind::Unreachable { .. } | ErrorKind::Redirected { .. });
+                Self::Transient { peer, message, retry_after: error.retry_after(), unreachable }
+            }
+        }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let (peer, message) = (Peer::Secrets, error.to_string());
+        match error {
+            StoreError::Transient { .. } => Self::Transient { peer, message, retry_after: None, unreachable: false },
+            StoreError::Denied { .. } => Self::Credential { peer, message },
+            StoreError::Conflict { .. } => Self::Conflict { message },
+            StoreError::Foreign { name } => Self::Blocked(Obstacle::ForeignSecret { name }),
+            StoreError::Invalid { .. } => Self::Refused { peer, message },
+        }
+    }
+}
+
+/// Why an agent could not be put together from its configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// Waldur's address or CA file.
+    #[error("waldur: {0}")]
+    Waldur(#[source] waldur_client::BuildError),
+    /// The gateway's address or CA file.
+    #[error("gateway: {0}")]
+    Gateway(#[source] litellm_client::BuildError),
+    /// The cluster or folder for Secrets.
+    #[error("secrets: {0}")]
+    Secrets(String),
+    /// A CA file.
+    #[error("{field}: {path} cannot be read ({cause}); give a PEM file")]
+    CaFile {
+        /// The field that names it.
+        field: &'static str,
+        /// Its path.
+        path: String,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+}
+
+impl Agent {
+    /// Puts an agent together. Nothing is sent to Waldur or the gateway yet.
+    ///
+    /// # Errors
+    /// Addresses, CA files or a cluster that cannot be used.
+    pub async fn new(config: Config, clock: Clock) -> Result<Self, BuildError> {
+        let secrets = secret_store(&config).await?;
+        Self::with_store(config, clock, secrets)
+    }
+
+    /// Like [`Agent::new`] with a given Secret store.
+    ///
+    /// # Errors
+    /// Addresses or CA files that cannot be used.
+    pub fn with_store(config: Config, clock: Clock, secrets: SecretStore) -> Result<Self, BuildError> {
+        let connect_timeout = Duration::from_secs(10);
+        let waldur = waldur_client::Client::new(waldur_client::Settings {
+            api_url: config.waldur.api_url.clone(),
+            auth: match &config.waldur.auth {
+                WaldurAuth::Token(secret) => waldur_client::Auth::Token(secret.source()),
+                WaldurAuth::Oidc { token_url, client_id, client_secret } => {
+                    waldur_client::Auth::Oidc { token_url: token_url.clone(), client_id: client_id.clone(), client_secret: client_secret.source() }
+                }
+            },
+            timeout: config.waldur.timeout,
+            connect_timeout: connect_timeout.min(config.waldur.timeout),
+            ca_bundle: ca_file("waldur.ca_file", config.waldur.ca_file.as_deref())?,
+            allow_insecure_http: config.waldur.allow_insecure_http,
+            user_agent: USER_AGENT.into(),
+            page_size: 300,
+        })
+        .map_err(BuildError::Waldur)?;
+        let gateway = litellm_client::Client::new(litellm_client::Settings {
+            url: config.gateway.url.clone(),
+            key: config.gateway.key.source(),
+            timeout: config.gateway.timeout,
+            connect_timeout: connect_timeout.min(config.gateway.timeout),
+            ca_bundle: ca_file("gateway.ca_file", config.gateway.ca_file.as_deref())?,
+            allow_insecure_http: config.gateway.allow_insecure_http,
+            user_agent: USER_AGENT.into(),
+        })
+        .map_err(BuildError::Gateway)?;
+        Ok(Self(Arc::new(Inner {
+            features: Features::new(clock.clone()),
+            conditions: Conditions::new(clock.clone()),
+            gates: Gates::default(),
+            schedule: Schedule::new(clock.clone(), config.backoff.clone()),
+            workers: Arc::new(Semaphore::new(config.concurrency.orders.max(1))),
+            tasks: TaskTracker::new(),
+            progress: crate::http::Progress::new(clock.clone()),
+            memory: Mutex::default(),
+            waldur,
+            gateway,
+            secrets,
+            clock,
+            config,
+        })))
+    }
+
+    pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The catalogue as of now, read anew on each call; the last good one where the file is unreadable or empty, since a
+    /// lost file must change nothing.
+    pub fn catalogue(&self) -> Option<Arc<Catalogue>> {
+        const NAME: &str = "catalogue-unreadable";
+        match catalogue::read(&self.config.catalogue.file) {
+            Ok(read) => {
+                self.conditions.clear(NAME, "");
+                let mut memory = self.memory();
+                if memory.catalogue.as_ref().is_none_or(|held| held.digest != read.digest) {
+                    tracing::info!(models = read.models.len(), "catalogue read from {}", self.config.catalogue.file.display());
+                    memory.catalogue = Some(Arc::new(read));
+                }
+                memory.catalogue.clone()
+            }
+            Err(error) => {
+                self.conditions.raise(NAME, "", error);
+                self.memory().catalogue.clone()
+            }
+        }
+    }
+
+    /// The rules for one offering, with what was learnt so far.
+    #[must_use]
+    pub fn rules<'a>(&'a self, offering: &'a OfferingConfig, catalogue: &'a Catalogue) -> Rules<'a> {
+        Rules {
+            owner: &self.config.owner,
+            offering,
+            catalogue,
+            public_url: &self.config.gateway.public_url,
+            internal_url: &self.config.gateway.url,
+            webui_url: self.config.webui.as_ref().map(|webui| &webui.url),
+            endpoints: self.features.worth_trying(Feature::Endpoints),
+            custom_keys: self.features.worth_trying(Feature::CustomKeys),
+            project_key: !self.memory().governed.get(&offering.uuid).copied().unwrap_or(false),
+        }
+    }
+
+    /// How often the mark on a team was restored within the last hour.
+    pub(crate) fn mark_repairs(&self, resource: Uuid) -> u32 {
+        let hour_ago = self.clock.now().checked_sub(jiff::SignedDuration::from_hours(1)).unwrap_or(Timestamp::MIN);
+        let mut memory = self.memory();
+        let Some(times) = memory.mark_repairs.get_mut(&resource) else { return 0 };
+        times.retain(|at| *at > hour_ago);
+        u32::try_from(times.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn note_mark_repair(&self, resource: Uuid) {
+        let now = self.clock.now();
+        self.memory().mark_repairs.entry(resource).or_default().push(now);
+    }
+
+    /// Takes a failure of a peer into account: closes its gate and raises the condition where all its callers are affected.
+    pub(crate) fn note_failure(&self, failure: &Failure) {
+        match failure {
+            Failure::Credential { peer, message } => {
+                self.gates.close(*peer);
+                self.conditions.raise(peer.refused(), "", format!("{peer} refuses our credential or a right is missing: {message}"));
+            }
+            Failure::Transient { peer, message, unreachable: true, .. } => {
+                self.gates.close(*peer);
+                self.conditions.raise(peer.unreachable(), "", message);
+            }
+            _ => {}
+        }
+    }
+
+    /// A peer answered: whatever was wrong with it is over.
+    pub(crate) fn note_answer(&self, peer: Peer) {
+        self.gates.open(peer);
+        self.conditions.clear_all(&[peer.unreachable(), peer.refused()], "");
+    }
+
+    /// Asks every peer with a closed gate one cheap question. Returns those that stay closed.
+    pub(crate) async fn probe_gates(&self) -> Vec<Peer> {
+        for peer in self.gates.closed() {
+            let answer: Result<(), Failure> = match peer {
+                // Waldur is probed by the list of orders that follows.
+                Peer::Waldur => Ok(()),
+                Peer::Gateway => self.gateway.team(&crate::domain::team_id(Uuid::nil())).await.map(drop).map_err(Into::into),
+                Peer::Secrets => self.secrets.of_resource(Uuid::nil(), None).await.map(drop).map_err(Into::into),
+            };
+            match answer {
+                Ok(()) if peer != Peer::Waldur => self.note_answer(peer),
+                Ok(()) => {}
+                Err(failure) => self.note_failure(&failure),
+            }
+        }
+        self.gates.closed().into_iter().filter(|peer| *peer != Peer::Waldur).collect()
+    }
+
+    /// Waits until everything in flight has ended.
+    pub async fn settle(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.tasks.reopen();
+    }
+
+    /// The configured offering of this uuid.
+    #[must_use]
+    pub fn offering(&self, uuid: Uuid) -> Option<&OfferingConfig> {
+        self.config.offerings.iter().find(|offering| offering.uuid == uuid)
+    }
+}
+
+async fn secret_store(config: &Config) -> Result<SecretStore, BuildError> {
+    match &config.secrets {
+        SecretsConfig::Directory { path } => Directory::new(path.clone(), &config.owner).map(SecretStore::Directory).map_err(|e| BuildError::Secrets(e.to_string())),
+        SecretsConfig::Kubernetes { kubeconfig, context, api_url, chat, key_namespace } => {
+            let api = llm_access_k8s::Secrets::connect(llm_access_k8s::Settings {
+                kubeconfig: kubeconfig.clone(),
+                context: context.clone(),
+                api_url: api_url.clone(),
+                timeout: Duration::from_secs(15),
+                user_agent: USER_AGENT.into(),
+                field_manager: crate::domain::MANAGED_BY.into(),
+            })
+            .await
+            .map_err(|e| BuildError::Secrets(e.to_string()))?;
+            let namespaces = Namespaces { chat: chat.clone(), keys: key_namespace.clone() };
+            Ok(SecretStore::Kubernetes(Kubernetes::new(api, &config.owner, namespaces)))
+        }
+    }
+}
+
+fn ca_file(field: &'static str, path: Option<&Path>) -> Result<Option<Vec<u8>>, BuildError> {
+    path.map(|path| std::fs::read(path).map_err(|cause| BuildError::CaFile { field, path: path.display().to_string(), cause })).transpose()
+}
+
+/// Where customers reach the OpenAI API, for messages.
+#[must_use]
+pub fn api_base(url: &Url) -> String {
+    format!("{}/v1", url.as_str().trim_end_matches('/'))
+}
+
+/// The names of a catalogue's orderable models.
+impl Catalogue {
+    /// What projects may order.
+    #[must_use]
+    pub fn orderable(&self) -> BTreeSet<String> {
+        self.models.iter().filter(|model| model.orderable).map(|model| model.served_name.clone()).collect()
+    }
+}

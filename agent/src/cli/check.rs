@@ -1,0 +1,191 @@
+//! `check`: everything that can be found wrong before it hurts, with the place and the cure.
+#![expect(clippy::print_stdout, reason = "what a command is asked for goes to standard output")]
+
+use std::collections::BTreeSet;
+
+use waldur_client::{Class, ResourceState};
+
+use super::EXIT_INPUT;
+use super::commands::Problem;
+use super::print::clean;
+use crate::agent::Agent;
+use crate::config::WaldurAuth;
+use crate::domain::{Direction, usage_component};
+use crate::features::Feature;
+
+/// What a provider's agent may do only with these rights; the role CUSTOMER.OWNER of the provider has all of them.
+const ROLES: [&str; 3] = ["CUSTOMER.OWNER", "CUSTOMER.MANAGER", "OFFERING.MANAGER"];
+
+/// The offering type whose orders an agent may end.
+const OFFERING_TYPE: &str = "Marketplace.Slurm";
+
+#[derive(Default)]
+struct Report {
+    failed: usize,
+    warned: usize,
+}
+
+impl Report {
+    fn ok(&mut self, what: &str, detail: impl AsRef<str>) {
+        println!("ok    {what}: {}", clean(detail.as_ref()));
+    }
+    fn warn(&mut self, what: &str, detail: impl AsRef<str>) {
+        self.warned += 1;
+        println!("warn  {what}: {}", clean(detail.as_ref()));
+    }
+    fn fail(&mut self, what: &str, detail: impl AsRef<str>) {
+        self.failed += 1;
+        println!("FAIL  {what}: {}", clean(detail.as_ref()));
+    }
+}
+
+/// Runs every check; exit 2 where one fails.
+pub async fn check(agent: &Agent) -> Result<(), Problem> {
+    let mut report = Report::default();
+    report.ok("configuration", format!("owner {:?}, {} offering(s)", agent.config.owner, agent.config.offerings.len()));
+    check_credentials(agent, &mut report);
+    check_catalogue(agent, &mut report);
+    if check_waldur(agent, &mut report).await {
+        check_offerings(agent, &mut report).await;
+    }
+    check_gateway(agent, &mut report).await;
+    match agent.secrets.check().await {
+        Ok(detail) => report.ok("secrets", detail),
+        Err(error) => report.fail("secrets", error.to_string()),
+    }
+    for feature in Feature::ALL {
+        match agent.features.known(feature) {
+            Some(works) => report.ok(feature.as_str(), if works { "yes" } else { "no (asked again hourly)" }),
+            None => report.ok(feature.as_str(), "not asked yet; it is learnt at first use"),
+        }
+    }
+    println!("{} failed, {} warnings", report.failed, report.warned);
+    if report.failed == 0 { Ok(()) } else { Err(Problem { code: EXIT_INPUT, message: "check found what has to be put right first".into() }) }
+}
+
+fn check_credentials(agent: &Agent, report: &mut Report) {
+    let waldur = match &agent.config.waldur.auth {
+        WaldurAuth::Token(secret) => ("waldur token", secret),
+        WaldurAuth::Oidc { client_secret, .. } => ("waldur client secret", client_secret),
+    };
+    for (what, secret) in [waldur, ("gateway key", &agent.config.gateway.key)] {
+        match secret.read() {
+            Ok(value) if crate::secret_file::looks_base64(&value) => report.warn(what, "looks base64-encoded; the file must hold the credential itself"),
+            Ok(_) => report.ok(what, "readable"),
+            Err(error) => report.fail(what, error.to_string()),
+        }
+    }
+}
+
+fn check_catalogue(agent: &Agent, report: &mut Report) {
+    let file = agent.config.catalogue.file.display().to_string();
+    let catalogue = match crate::catalogue::read(&agent.config.catalogue.file) {
+        Ok(catalogue) => catalogue,
+        Err(error) => return report.fail("catalogue", error.to_string()),
+    };
+    report.ok("catalogue", format!("{file}: {} models, {} orderable", catalogue.models.len(), catalogue.orderable().len()));
+    let names: BTreeSet<&str> = catalogue.models.iter().map(|model| model.served_name.as_str()).collect();
+    for offering in &agent.config.offerings {
+        for name in offering.always_include.iter().filter(|name| !names.contains(name.as_str())) {
+            report.fail("catalogue", format!("offering {} always includes {name:?}, which the catalogue does not have; correct always_include", offering.uuid.simple()));
+        }
+    }
+}
+
+async fn check_waldur(agent: &Agent, report: &mut Report) -> bool {
+    let url = agent.config.waldur.api_url.as_str();
+    match agent.waldur.me().await {
+        Ok(user) => {
+            let roles: BTreeSet<&str> = user.permissions.iter().map(|permission| permission.role_name.as_str()).collect();
+            let listed = roles.iter().copied().collect::<Vec<_>>().join(", ");
+            report.ok("waldur", format!("{url} answers; user {} with roles {}", user.username, if listed.is_empty() { "none" } else { &listed }));
+            if !user.is_staff && !ROLES.iter().any(|role| roles.contains(role)) {
+                report.fail("waldur rights", "the user has no role on the provider; give it CUSTOMER.OWNER of the provider's organization");
+            } else if !user.is_staff && !roles.contains("CUSTOMER.OWNER") {
+                report.warn("waldur rights", "the user is not CUSTOMER.OWNER of the provider; older servers refuse order approval and price changes to lesser roles");
+            }
+            true
+        }
+        Err(error) => {
+            let cure = match error.class() {
+                Class::Credential => "the token is not accepted; put a valid one into waldur.token_file",
+                Class::NoSuchRoute | Class::Refused => "this is not a Waldur API; waldur.api_url must end in /api/",
+                _ => "is waldur.api_url right, and may this machine reach it?",
+            };
+            report.fail("waldur", format!("{url}: {error}; {cure}"));
+            false
+        }
+    }
+}
+
+async fn check_offerings(agent: &Agent, report: &mut Report) {
+    for settings in &agent.config.offerings {
+        let uuid = settings.uuid.simple();
+        let what = format!("offering {uuid}");
+        let offering = match agent.waldur.offering(settings.uuid).await {
+            Ok(offering) => offering,
+            Err(error) if error.class() == Class::NotFound => {
+                report.fail(&what, "does not exist or may not be seen by this user; correct offerings[].uuid or give the user a role on its provider");
+                continue;
+            }
+            Err(error) => {
+                report.fail(&what, error.to_string());
+                continue;
+            }
+        };
+        if offering.kind == OFFERING_TYPE {
+            report.ok(&what, format!("{:?}, {}", offering.name, offering.state));
+        } else {
+            report.fail(&what, format!("is of type {}; only {OFFERING_TYPE} lets an agent end orders. Make an offering of that type", offering.kind));
+        }
+        let kinds: BTreeSet<&str> = offering.components.iter().map(|component| component.kind.as_str()).collect();
+        for limit in ["max_budget", "tpm_limit", "rpm_limit"].into_iter().filter(|limit| !kinds.contains(limit)) {
+            report.warn(&what, format!("has no component {limit}, so customers cannot order that limit; the default applies"));
+        }
+        if let Some(catalogue) = agent.catalogue() {
+            let aggregate = ["input_tokens", "output_tokens", "spend"].iter().any(|kind| kinds.contains(kind));
+            let housed = |name: &str| [Direction::Input, Direction::Output].iter().any(|d| kinds.contains(usage_component(name, *d).as_str()));
+            let homeless: Vec<&str> = catalogue.models.iter().map(|m| m.served_name.as_str()).filter(|name| !aggregate && !housed(name)).collect();
+            if !homeless.is_empty() {
+                report.warn(&what, format!("has no usage component for {}; their usage cannot be billed", homeless.join(", ")));
+            }
+        }
+        match agent.refresh_governed(settings.uuid).await {
+            Ok(true) => report.warn(&what, "has enable_api_key_provisioning on: Waldur governs keys one by one, which this agent does not serve yet; only the chat key is made"),
+            Ok(false) => {}
+            Err(failure) => report.fail(&what, failure.to_string()),
+        }
+        if let Err(failure) = agent.api_keys(waldur_client::ApiKeyFilter { offering: Some(settings.uuid), resource: None }).await {
+            report.fail(&what, format!("its API keys cannot be listed: {failure}"));
+        }
+        match agent.waldur.resources(settings.uuid, &[ResourceState::Ok]).await {
+            Ok(resources) => report.ok(&what, format!("{} resources OK", resources.len())),
+            Err(error) => report.fail(&what, format!("its resources cannot be listed: {error}")),
+        }
+    }
+}
+
+async fn check_gateway(agent: &Agent, report: &mut Report) {
+    let url = agent.config.gateway.url.as_str();
+    match agent.gateway.readiness().await {
+        Ok(readiness) if readiness.db_connected => report.ok("gateway", format!("{url} is ready, database connected")),
+        Ok(_) => report.fail("gateway", format!("{url} answers but its database is not connected; nothing can be made there")),
+        Err(error) => return report.fail("gateway", format!("{url}: {error}; is gateway.url right, and may this machine reach it?")),
+    }
+    match agent.gateway.teams().await {
+        Ok(teams) => report.ok("gateway key", format!("may list teams ({})", teams.len())),
+        Err(error) => report.fail("gateway key", format!("{error}; gateway.key_file must hold the master key or a key of a proxy_admin user with the management routes")),
+    }
+    let served = match agent.gateway.model_info().await {
+        Ok(models) => models,
+        Err(error) => return report.fail("gateway models", error.to_string()),
+    };
+    let Some(catalogue) = agent.catalogue() else { return };
+    let served: BTreeSet<&str> = served.iter().map(|model| model.model_name.as_str()).collect();
+    let missing: Vec<&str> = catalogue.models.iter().map(|model| model.served_name.as_str()).filter(|name| !served.contains(name)).collect();
+    if missing.is_empty() {
+        report.ok("gateway models", format!("all {} models of the catalogue are served", catalogue.models.len()));
+    } else {
+        report.fail("gateway models", format!("not served by the gateway: {}; register them there, or take them out of the catalogue", missing.join(", ")));
+    }
+}

@@ -1,0 +1,206 @@
+//! The commands.
+
+mod check;
+mod commands;
+mod print;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use uuid::Uuid;
+
+use crate::agent::Agent;
+use crate::clock::Clock;
+use crate::config::{self, Config};
+use crate::resources::Loop;
+use crate::telemetry;
+
+/// Something the operator gave is wrong; nothing was done.
+pub const EXIT_INPUT: u8 = 2;
+
+/// Sells shared LLM access through a Waldur marketplace offering.
+#[derive(Debug, Parser)]
+#[command(name = "llm-access-agent", version, max_term_width = 100)]
+pub struct Cli {
+    /// The configuration file.
+    #[arg(long, short, global = true, env = "LLM_ACCESS_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Follow orders and keep resources as they should be, until stopped.
+    Run {
+        /// Only these loops, separated by commas.
+        #[arg(long, value_delimiter = ',', value_name = "LOOP")]
+        only: Vec<LoopName>,
+        /// How long work in flight may take to end after SIGTERM, in seconds.
+        #[arg(long, default_value_t = 25, value_name = "SECONDS")]
+        grace: u64,
+    },
+    /// Check configuration, peers, rights and offerings; say what is wrong, where, and the cure.
+    Check,
+    /// Print what the next pass would do; change nothing.
+    Plan,
+    /// Print every resource with its team, keys, Secrets and budget.
+    Status {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Work with single orders.
+    Orders {
+        #[command(subcommand)]
+        command: OrdersCommand,
+    },
+    /// Work with keys.
+    Keys {
+        #[command(subcommand)]
+        command: KeysCommand,
+    },
+    /// Take over a team under a resource's id that is not marked as ours.
+    Adopt {
+        /// The resource.
+        resource: Uuid,
+    },
+    /// Teams and Secrets of ours whose resource has ended, or is not shown by Waldur.
+    Orphans {
+        #[command(subcommand)]
+        command: OrphansCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum OrdersCommand {
+    /// Take up an erred order again, however often it has erred.
+    Retry {
+        /// The order.
+        order: Uuid,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum KeysCommand {
+    /// Print the keys of a resource. The output is secret.
+    Show {
+        /// The resource.
+        resource: Uuid,
+        /// The key for Open WebUI instead of the project's own.
+        #[arg(long)]
+        chat: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum OrphansCommand {
+    /// Print them.
+    List,
+    /// Remove them: all that Waldur shows as ended, or the one named, also when Waldur does not show it at all.
+    Remove {
+        /// One resource. Its team, keys and Secrets are removed even though Waldur no longer shows it.
+        resource: Option<Uuid>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LoopName {
+    Orders,
+    Resources,
+}
+
+/// Runs one command and says how it ended: 0, 1 for trouble with peers, 2 for what the operator gave.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &format!("the runtime cannot start: {error}")),
+    };
+    let code = runtime.block_on(run(cli));
+    // Work that did not end within the grace time must not hold the process.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    code
+}
+
+async fn run(cli: Cli) -> ExitCode {
+    // One TLS provider for every client; a second one in the tree would make the first handshake panic.
+    if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+        return fail(1, "another TLS provider is already installed");
+    }
+    let environment: Vec<(String, String)> = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
+    let loaded = match config::load(cli.config.as_deref(), &environment) {
+        Ok(loaded) => loaded,
+        Err(errors) => return fail(EXIT_INPUT, &errors.to_string()),
+    };
+    if let Err(error) = telemetry::log(&loaded.config.log) {
+        return fail(EXIT_INPUT, &error);
+    }
+    for warning in &loaded.warnings {
+        tracing::warn!("configuration: {warning}");
+    }
+    let agent = match Agent::new(loaded.config, Clock::system()).await {
+        Ok(agent) => agent,
+        Err(error) => return fail(EXIT_INPUT, &error.to_string()),
+    };
+    let outcome = match cli.command {
+        Command::Run { only, grace } => return daemon(agent, &only, Duration::from_secs(grace)).await,
+        Command::Check => check::check(&agent).await,
+        Command::Plan => commands::plan(&agent).await,
+        Command::Status { json } => commands::status(&agent, json).await,
+        Command::Orders { command: OrdersCommand::Retry { order } } => commands::retry(&agent, order).await,
+        Command::Keys { command: KeysCommand::Show { resource, chat } } => commands::show_key(&agent, resource, chat).await,
+        Command::Adopt { resource } => commands::adopt(&agent, resource).await,
+        Command::Orphans { command: OrphansCommand::List } => commands::list_orphans(&agent).await,
+        Command::Orphans { command: OrphansCommand::Remove { resource } } => commands::remove_orphans(&agent, resource).await,
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => fail(problem.code, &problem.message),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the last word of a command goes to the operator's terminal")]
+fn fail(code: u8, message: &str) -> ExitCode {
+    eprintln!("llm-access-agent: {}", message.trim_end());
+    ExitCode::from(code)
+}
+
+async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
+    let metrics = telemetry::metrics();
+    if let Some(listen) = agent.config.http.listen {
+        if let Err(error) = crate::http::serve(listen, agent.clone(), metrics).await {
+            return fail(EXIT_INPUT, &format!("http.listen: {listen} cannot be listened on: {error}"));
+        }
+    }
+    let loops: Vec<Loop> = if only.is_empty() {
+        vec![Loop::Orders, Loop::Resources]
+    } else {
+        only.iter().map(|name| match name { LoopName::Orders => Loop::Orders, LoopName::Resources => Loop::Resources }).collect()
+    };
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), owner = agent.config.owner, offerings = offerings(&agent.config), "llm-access-agent starts");
+    agent.run(&loops, signalled(), grace).await;
+    tracing::info!("stopped");
+    ExitCode::SUCCESS
+}
+
+fn offerings(config: &Config) -> String {
+    config.offerings.iter().map(|offering| offering.uuid.simple().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Resolves at the first SIGTERM or SIGINT; a second one ends the process at once.
+async fn signalled() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        std::future::pending::<()>().await;
+        return;
+    };
+    tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
+    tokio::spawn(async move {
+        tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
+        tracing::warn!("second signal: ending at once");
+        std::process::exit(130);
+    });
+}

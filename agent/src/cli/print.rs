@@ -1,0 +1,25 @@
+//! Tables for a terminal.
+
+/// Lines of aligned columns. Control characters are shown escaped, so that a customer's text cannot move the cursor.
+#[must_use]
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let clean: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
+    let width = |column: usize| {
+        let cells = clean.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain(head.get(column).map(|h| h.chars().count())).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let line = |cells: Vec<&str>| {
+        let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        padded.join("  ").trim_end().to_owned()
+    };
+    let mut lines = vec![line(head.to_vec())];
+    lines.extend(clean.iter().map(|row| line(row.iter().map(String::as_str).collect())));
+    lines.join("\n")
+}
+
+/// `text` without control characters.
+#[must_use]
+pub fn clean(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+}

@@ -1,0 +1,96 @@
+//! What is wrong right now, said once per change: in the log, in `/status` and as a metric.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::clock::Clock;
+
+/// One thing that is wrong, or was noticed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Condition {
+    /// Since when.
+    pub since: Timestamp,
+    /// The object, the cause and the cure.
+    pub message: String,
+}
+
+/// The conditions that hold, by name (and subject, where a name can hold for several objects).
+#[derive(Debug)]
+pub struct Conditions {
+    clock: Clock,
+    held: Mutex<BTreeMap<(&'static str, String), Condition>>,
+}
+
+/// More subjects of one name than this are counted, not kept: customers could otherwise fill the memory.
+const MOST_SUBJECTS: usize = 200;
+
+impl Conditions {
+    /// None holds.
+    #[must_use]
+    pub fn new(clock: Clock) -> Self {
+        Self { clock, held: Mutex::default() }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(&'static str, String), Condition>> {
+        self.held.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Raises a condition; a log line is written only when it is new or its message changed.
+    pub fn raise(&self, name: &'static str, subject: impl ToString, message: impl ToString) {
+        let (key, message) = ((name, subject.to_string()), message.to_string());
+        let mut held = self.lock();
+        if let Some(condition) = held.get_mut(&key) {
+            if condition.message == message {
+                return;
+            }
+            condition.message.clone_from(&message);
+        } else {
+            if held.keys().filter(|(n, _)| *n == name).count() >= MOST_SUBJECTS {
+                return;
+            }
+            held.insert(key.clone(), Condition { since: self.clock.now(), message: message.clone() });
+        }
+        drop(held);
+        metrics::gauge!("llm_access_condition", "condition" => name).set(1.0);
+        tracing::warn!(condition = name, subject = key.1, "{message}");
+    }
+
+    /// Ends a condition; a log line is written only when it held.
+    pub fn clear(&self, name: &'static str, subject: impl ToString) {
+        let key = (name, subject.to_string());
+        let mut held = self.lock();
+        let Some(condition) = held.remove(&key) else { return };
+        let others = held.keys().any(|(n, _)| *n == name);
+        drop(held);
+        if !others {
+            metrics::gauge!("llm_access_condition", "condition" => name).set(0.0);
+        }
+        tracing::info!(condition = name, subject = key.1, since = %condition.since, "no longer: {}", condition.message);
+    }
+
+    /// Ends every condition of one subject among `names`.
+    pub fn clear_all(&self, names: &[&'static str], subject: impl ToString) {
+        if self.lock().is_empty() {
+            return;
+        }
+        let subject = subject.to_string();
+        for name in names {
+            self.clear(name, &subject);
+        }
+    }
+
+    /// Whether a condition of this name holds for anything.
+    #[must_use]
+    pub fn holds(&self, name: &str) -> bool {
+        self.lock().keys().any(|(n, _)| *n == name)
+    }
+
+    /// All that hold: name, subject, condition.
+    #[must_use]
+    pub fn all(&self) -> Vec<(&'static str, String, Condition)> {
+        self.lock().iter().map(|((name, subject), condition)| (*name, subject.clone(), condition.clone())).collect()
+    }
+}

@@ -1,0 +1,85 @@
+//! A closed gate spares a peer that is down, or that refuses our credential, one failing call per order.
+
+use std::fmt;
+use std::sync::Mutex;
+
+/// The three peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// Waldur.
+    Waldur,
+    /// The LiteLLM gateway.
+    Gateway,
+    /// Where Secrets are kept.
+    Secrets,
+}
+
+impl Peer {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Waldur, Self::Gateway, Self::Secrets];
+
+    /// Its name in messages and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waldur => "waldur",
+            Self::Gateway => "gateway",
+            Self::Secrets => "secrets",
+        }
+    }
+
+    /// The condition that says it cannot be reached.
+    #[must_use]
+    pub fn unreachable(self) -> &'static str {
+        match self {
+            Self::Waldur => "waldur-unreachable",
+            Self::Gateway => "gateway-unreachable",
+            Self::Secrets => "secrets-unreachable",
+        }
+    }
+
+    /// The condition that says it refuses our credential or that rights are missing.
+    #[must_use]
+    pub fn refused(self) -> &'static str {
+        match self {
+            Self::Waldur => "waldur-credential",
+            Self::Gateway => "gateway-credential",
+            Self::Secrets => "secrets-denied",
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Which peers are spared until a probe succeeds.
+#[derive(Debug, Default)]
+pub struct Gates(Mutex<Vec<Peer>>);
+
+impl Gates {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Peer>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Spares a peer from now on.
+    pub fn close(&self, peer: Peer) {
+        let mut closed = self.lock();
+        if !closed.contains(&peer) {
+            closed.push(peer);
+        }
+    }
+
+    /// Lets work through again.
+    pub fn open(&self, peer: Peer) {
+        self.lock().retain(|p| *p != peer);
+    }
+
+    /// The peers being spared.
+    #[must_use]
+    pub fn closed(&self) -> Vec<Peer> {
+        self.lock().clone()
+    }
+}

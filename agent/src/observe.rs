@@ -1,0 +1,166 @@
+//! Reads what the peers hold about one resource. The only place that reads for a decision.
+
+use std::collections::BTreeMap;
+
+use litellm_client::{Class, Key, Team};
+use uuid::Uuid;
+use waldur_client::{ApiKey, ApiKeyFilter, Resource};
+
+use crate::agent::{Agent, Failure};
+use crate::domain::team_id;
+use crate::features::Feature;
+use crate::gate::Peer;
+use crate::plan::Observed;
+
+/// What one look should cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// Everything but the Secrets: those are stored first and then read back.
+    BeforeSecrets,
+    /// Everything.
+    Full,
+}
+
+impl Agent {
+    /// Looks at one resource in all peers.
+    pub(crate) async fn observe(&self, resource: Resource, offering: Uuid, depth: Depth) -> Result<Observed, Failure> {
+        let (team, keys) = self.observe_team(&resource).await?;
+        let retired_aliases = if team.is_none() && !resource.backend_id.is_empty() { self.retired_aliases(resource.uuid).await? } else { Vec::new() };
+        let api_keys = self.observe_api_keys(&resource, offering).await?;
+        let mut seen = Observed { mark_repairs: self.mark_repairs(resource.uuid), team, keys, retired_aliases, secrets: None, api_keys, resource };
+        if depth == Depth::Full {
+            self.observe_secrets(&mut seen).await?;
+        }
+        Ok(seen)
+    }
+
+    /// What there is to remove of a resource: keys at Waldur do not matter, since they end with it.
+    pub(crate) async fn observe_for_removal(&self, resource: Resource) -> Result<Observed, Failure> {
+        let (team, keys) = self.observe_team(&resource).await?;
+        let mut seen = Observed { mark_repairs: 0, team, keys, retired_aliases: Vec::new(), secrets: None, api_keys: None, resource };
+        self.observe_secrets(&mut seen).await?;
+        Ok(seen)
+    }
+
+    /// Reads the Secrets of a resource (again).
+    pub(crate) async fn observe_secrets(&self, seen: &mut Observed) -> Result<(), Failure> {
+        seen.secrets = Some(self.secrets.of_resource(seen.resource.uuid, seen.resource.project).await?);
+        self.note_answer(Peer::Secrets);
+        Ok(())
+    }
+
+    /// The team of a resource and its keys. That there is no team is only believed where the gateway says so honestly: its
+    /// "not found" also means that its database is down.
+    async fn observe_team(&self, resource: &Resource) -> Result<(Option<Team>, Vec<Key>), Failure> {
+        let id = team_id(resource.uuid);
+        if resource.backend_id.is_empty() && self.gateway.team(&id).await?.is_none() {
+            self.note_answer(Peer::Gateway);
+            return Ok((None, Vec::new()));
+        }
+        match self.gateway.team_with_keys(&id).await {
+            Ok((team, keys)) => {
+                self.note_answer(Peer::Gateway);
+                Ok((Some(team), keys.into_iter().filter(|key| !key.deleted).collect()))
+            }
+            Err(error) if error.class() == Class::NotFound => match self.gateway.team(&id).await? {
+                None => Ok((None, Vec::new())),
+                Some(_) => Err(Failure::Transient {
+                    peer: Peer::Gateway,
+                    message: format!("the gateway lists team {id} and also says that it is not there; its database may be failing"),
+                    retry_after: None,
+                    unreachable: false,
+                }),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn retired_aliases(&self, resource: Uuid) -> Result<Vec<String>, Failure> {
+        let keys = self.gateway.deleted_keys_of_team(&team_id(resource)).await?;
+        Ok(keys.into_iter().filter_map(|key| key.alias).collect())
+    }
+
+    async fn observe_api_keys(&self, resource: &Resource, offering: Uuid) -> Result<Option<Vec<ApiKey>>, Failure> {
+        if !self.features.worth_trying(Feature::ApiKeys) || self.is_governed(offering).await? {
+            return Ok(None);
+        }
+        let filter = ApiKeyFilter { resource: Some(resource.uuid), offering: None };
+        self.api_keys(filter).await
+    }
+
+    /// The keys Waldur knows; `None` where this server has no such thing.
+    pub(crate) async fn api_keys(&self, filter: ApiKeyFilter) -> Result<Option<Vec<ApiKey>>, Failure> {
+        match self.waldur.api_keys(filter).await {
+            Ok(keys) => {
+                self.features.learn(Feature::ApiKeys, true);
+                Ok(Some(keys))
+            }
+            Err(error) if error.class() == waldur_client::Class::NoSuchRoute => {
+                self.features.learn(Feature::ApiKeys, false);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether Waldur governs the keys of this offering one by one. Asked once per process and at each slow beat.
+    pub(crate) async fn is_governed(&self, offering: Uuid) -> Result<bool, Failure> {
+        let known = self.memory().governed.get(&offering).copied();
+        match known {
+            Some(governed) => Ok(governed),
+            None => self.refresh_governed(offering).await,
+        }
+    }
+
+    pub(crate) async fn refresh_governed(&self, offering: Uuid) -> Result<bool, Failure> {
+        let read = self.waldur.offering(offering).await?;
+        let governed = read.plugin_options.get("enable_api_key_provisioning").and_then(serde_json::Value::as_bool).unwrap_or(false);
+        self.memory().governed.insert(offering, governed);
+        if governed {
+            self.conditions.raise(
+                "keys-governed-by-waldur",
+                offering.simple(),
+                "the offering has enable_api_key_provisioning on: Waldur governs keys one by one, which this agent does not serve; its keys are not reported there",
+            );
+        } else {
+            self.conditions.clear("keys-governed-by-waldur", offering.simple());
+        }
+        Ok(governed)
+    }
+}
+
+/// Everything of ours at the peers, read page by page; the basis of the slow beat.
+#[derive(Debug, Default)]
+pub struct World {
+    /// The resources of our offerings that have not ended, by uuid.
+    pub resources: BTreeMap<Uuid, (Uuid, Resource)>,
+    /// All teams at the gateway, by id.
+    pub teams: BTreeMap<String, Team>,
+    /// All live keys at the gateway, by team id.
+    pub keys: BTreeMap<String, Vec<Key>>,
+    /// All our Secrets, by resource.
+    pub secrets: BTreeMap<Uuid, crate::secrets::Listed>,
+    /// Secrets of ours that name no resource.
+    pub nameless: Vec<crate::secrets::Broken>,
+    /// The keys Waldur knows, by resource, for offerings that have such a thing.
+    pub api_keys: BTreeMap<Uuid, Vec<ApiKey>>,
+    /// The offerings for which `api_keys` was read.
+    pub with_api_keys: Vec<Uuid>,
+}
+
+impl World {
+    /// The view of one resource in this world.
+    #[must_use]
+    pub fn view(&self, offering: Uuid, resource: &Resource, mark_repairs: u32) -> Observed {
+        let id = team_id(resource.uuid);
+        Observed {
+            resource: resource.clone(),
+            team: self.teams.get(&id).cloned(),
+            keys: self.keys.get(&id).cloned().unwrap_or_default(),
+            retired_aliases: Vec::new(),
+            secrets: Some(self.secrets.get(&resource.uuid).cloned().unwrap_or_default()),
+            api_keys: self.with_api_keys.contains(&offering).then(|| self.api_keys.get(&resource.uuid).cloned().unwrap_or_default()),
+            mark_repairs,
+        }
+    }
+}

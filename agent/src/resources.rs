@@ -1,0 +1,392 @@
+//! The resource loop: everything that lives is compared with what it should be, in bulk, and what drifted is repaired.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tracing::Instrument;
+use uuid::Uuid;
+use waldur_client::{ApiKeyFilter, OrderKind, OrderState, Resource, ResourceState};
+
+use crate::agent::{Agent, Failure};
+use crate::config::OfferingConfig;
+use crate::domain::{Mark, team_id};
+use crate::features::Feature;
+use crate::gate::Peer;
+use crate::observe::{Depth, World};
+use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
+use crate::plan::{Action, Obstacle, plan_access, plan_orphan, wanted_access};
+
+/// Conditions of a resource that the slow beat raises and clears.
+const DRIFT_CONDITIONS: [&str; 6] = ["foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "two-writers"];
+
+/// Looks and removals in one go.
+const ROUNDS: usize = 4;
+
+/// What one slow beat found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drift {
+    /// Resources that were compared.
+    pub compared: usize,
+    /// Those that differ and are being repaired.
+    pub drifted: Vec<Uuid>,
+    /// Those that only a person can help, with the reason.
+    pub blocked: Vec<(Uuid, Obstacle)>,
+    /// Resources of ours that Waldur shows as ended.
+    pub orphans: Vec<Uuid>,
+    /// Resources of ours that Waldur does not show at all.
+    pub lost: Vec<Uuid>,
+}
+
+/// The states of resources that have not ended.
+const LIVING: [ResourceState; 5] = [ResourceState::Creating, ResourceState::Ok, ResourceState::Erred, ResourceState::Updating, ResourceState::Terminating];
+
+impl Agent {
+    /// Compares everything and begins the repairs. Returns without waiting for them.
+    ///
+    /// # Errors
+    /// A read that failed or did not add up: then nothing at all is concluded.
+    pub async fn resource_beat(&self) -> Result<Drift, Failure> {
+        let result = self.compare_everything().await;
+        match &result {
+            Ok(drift) => {
+                self.conditions.clear("resources-unread", "");
+                metrics::gauge!("llm_access_resources").set(count(drift.compared));
+                metrics::gauge!("llm_access_resources_drifted").set(count(drift.drifted.len()));
+                if drift.drifted.is_empty() && drift.orphans.is_empty() {
+                    tracing::debug!(compared = drift.compared, "resources are as they should be");
+                } else {
+                    tracing::info!(compared = drift.compared, drifted = drift.drifted.len(), orphans = drift.orphans.len(), "resources compared");
+                }
+            }
+            Err(failure) => {
+                self.note_failure(failure);
+                self.conditions.raise("resources-unread", "", format!("the resources could not be compared, so nothing is repaired or removed: {failure}"));
+            }
+        }
+        self.progress.beat("resources");
+        result
+    }
+
+    async fn compare_everything(&self) -> Result<Drift, Failure> {
+        let world = self.read_world().await?;
+        let drift = self.find_drift(&world).await?;
+        for id in &drift.drifted {
+            if let Some((offering, resource)) = world.resources.get(id) {
+                self.begin_repair(*offering, resource.clone());
+            }
+        }
+        for (id, obstacle) in &drift.blocked {
+            self.conditions.raise(obstacle.condition(), id.simple(), obstacle);
+        }
+        for id in &drift.orphans {
+            self.begin_removal(*id);
+        }
+        Ok(drift)
+    }
+
+    /// Reads everything of ours, page by page.
+    ///
+    /// # Errors
+    /// Any page that fails or does not add up fails the whole.
+    pub async fn read_world(&self) -> Result<World, Failure> {
+        let mut world = World::default();
+        for offering in &self.config.offerings {
+            let uuid = offering.uuid;
+            for resource in self.waldur.resources(uuid, &LIVING).await? {
+                world.resources.insert(resource.uuid, (uuid, resource));
+            }
+            let governed = self.refresh_governed(uuid).await?;
+            if self.features.worth_trying(Feature::ApiKeys) && !governed {
+                if let Some(keys) = self.api_keys(ApiKeyFilter { offering: Some(uuid), resource: None }).await? {
+                    world.with_api_keys.push(uuid);
+                    for key in keys {
+                        if let Some(resource) = key.resource {
+                            world.api_keys.entry(resource).or_default().push(key);
+                        }
+                    }
+                }
+            }
+        }
+        self.note_answer(Peer::Waldur);
+        for team in self.gateway.teams().await? {
+            world.teams.insert(team.team_id.clone(), team);
+        }
+        for key in self.gateway.keys().await? {
+            if let Some(team) = key.team_id.clone().filter(|_| !key.deleted) {
+                world.keys.entry(team).or_default().push(key);
+            }
+        }
+        self.note_answer(Peer::Gateway);
+        let listed = self.secrets.list_all().await?;
+        self.note_answer(Peer::Secrets);
+        for stored in listed.stored {
+            world.secrets.entry(stored.connection.resource).or_default().stored.push(stored);
+        }
+        for broken in listed.broken {
+            match broken.resource {
+                Some(resource) => world.secrets.entry(resource).or_default().broken.push(broken),
+                None => world.nameless.push(broken),
+            }
+        }
+        Ok(world)
+    }
+
+    /// Compares; writes nothing.
+    pub(crate) async fn find_drift(&self, world: &World) -> Result<Drift, Failure> {
+        let mut drift = Drift::default();
+        if let Some(catalogue) = self.catalogue() {
+            for (id, (offering, resource)) in &world.resources {
+                let Some(offering) = self.offering(*offering) else { continue };
+                drift.compared += 1;
+                let erred = resource.state == ResourceState::Erred;
+                if !(resource.state == ResourceState::Ok || erred) {
+                    // An order is on its way with it.
+                    continue;
+                }
+                let rules = self.rules(offering, &catalogue);
+                let seen = world.view(offering.uuid, resource, self.mark_repairs(*id));
+                let held = seen.team.as_ref().map(|team| team.models.as_slice()).unwrap_or_default();
+                let plan = match seen.foreign(rules.owner) {
+                    Some(obstacle) => Err(obstacle),
+                    None => wanted_access(&rules, resource, None, held).and_then(|wanted| plan_access(&rules, &wanted, &seen)),
+                };
+                match plan {
+                    Ok(actions) if actions.is_empty() && !erred => {
+                        self.conditions.clear_all(&DRIFT_CONDITIONS[..5], id.simple());
+                        if seen.mark_repairs == 0 {
+                            self.conditions.clear("two-writers", id.simple());
+                        }
+                    }
+                    Ok(_) => drift.drifted.push(*id),
+                    Err(obstacle) => drift.blocked.push((*id, obstacle)),
+                }
+                if seen.mark_repairs >= 2 && seen.team.as_ref().is_some_and(|team| Mark::owner_of(&team.metadata).is_none()) {
+                    let message = format!("two writers on the metadata of team {}: ours was removed again after it was restored; find the other writer", team_id(*id));
+                    self.conditions.raise("two-writers", id.simple(), message);
+                }
+            }
+        }
+        self.find_orphans(world, &mut drift).await?;
+        Ok(drift)
+    }
+
+    /// What carries our mark but belongs to no living resource. Each is asked for by itself: only what Waldur shows as ended
+    /// is an orphan. An agent that lost its role sees nothing at all, and must not conclude anything from it.
+    async fn find_orphans(&self, world: &World, drift: &mut Drift) -> Result<(), Failure> {
+        const NAME: &str = "lost-sight";
+        let owner = &self.config.owner;
+        let marked = world.teams.values().filter_map(|team| Some((Mark::resource_of(&team.metadata, owner)?, Mark::offering_of(&team.metadata, owner))));
+        let stored = world.secrets.iter().flat_map(|(id, listed)| {
+            let offering = listed.stored.first().map(|stored| stored.connection.offering);
+            std::iter::once((*id, offering))
+        });
+        let ours: BTreeMap<Uuid, Option<Uuid>> = marked.chain(stored).filter(|(_, offering)| offering.is_none_or(|o| self.offering(o).is_some())).collect();
+        let missing: Vec<Uuid> = ours.keys().filter(|id| !world.resources.contains_key(*id)).copied().collect();
+        let most = usize::try_from(self.config.orphans.max_per_pass).unwrap_or(usize::MAX).max(1);
+        // Those asked about first must not keep the others waiting for ever.
+        let begin = { std::mem::replace(&mut self.memory().orphan_cursor, 0) }.min(missing.len());
+        let asked: Vec<Uuid> = missing.iter().cycle().skip(begin).take(most.min(missing.len())).copied().collect();
+        self.memory().orphan_cursor = if missing.is_empty() { 0 } else { (begin + asked.len()) % missing.len() };
+        for id in &asked {
+            match self.waldur.resource(*id).await {
+                Ok(resource) if resource.state == ResourceState::Terminated => drift.orphans.push(*id),
+                // It came to life while we read.
+                Ok(_) => {}
+                Err(error) if error.class() == waldur_client::Class::NotFound => drift.lost.push(*id),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // One in twenty, rounded down, may be out of sight before everything is doubted; those not asked about this time are
+        // taken to be like those that were.
+        if drift.lost.len().saturating_mul(missing.len()).saturating_mul(20) > ours.len().saturating_mul(asked.len()) {
+            let (seen, known) = (ours.len() - missing.len(), ours.len());
+            self.conditions.raise(NAME, "", format!("Waldur answers but shows only {seen} of {known} resources that are known by our mark; nothing is removed. Check the agent's role in Waldur and the offering uuids"));
+            drift.orphans.clear();
+        } else {
+            self.conditions.clear(NAME, "");
+        }
+        for id in &drift.lost {
+            self.conditions.raise("resource-not-shown", id.simple(), format!("resource {} has a team or Secrets of ours but Waldur does not show it; `llm-access-agent orphans list` tells more", id.simple()));
+        }
+        let known_lost: BTreeSet<String> = drift.lost.iter().map(|id| id.simple().to_string()).collect();
+        for (name, subject, _) in self.conditions.all() {
+            if name == "resource-not-shown" && !known_lost.contains(&subject) {
+                self.conditions.clear("resource-not-shown", subject);
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_repair(&self, offering: Uuid, resource: Resource) {
+        let id = resource.uuid;
+        let Some(busy) = self.schedule.take(id) else { return };
+        if !self.schedule.is_due(id) {
+            return;
+        }
+        let agent = self.clone();
+        let span = tracing::info_span!("repair", resource = %id.simple());
+        let work = async move {
+            let _busy = busy;
+            let Ok(_worker) = agent.workers.clone().acquire_owned().await else { return };
+            let Some(offering) = agent.offering(offering) else { return };
+            match agent.repair(offering, id).await {
+                Ok(()) => agent.schedule.forget(id),
+                Err(failure) => {
+                    agent.note_failure(&failure);
+                    if let Failure::Blocked(obstacle) = &failure {
+                        agent.conditions.raise(obstacle.condition(), id.simple(), obstacle);
+                    }
+                    let (delay, _) = agent.schedule.back_off(id, &failure.to_string(), None, false);
+                    tracing::warn!(?delay, "the resource could not be repaired: {failure}");
+                }
+            }
+        };
+        self.tasks.spawn(work.instrument(span));
+    }
+
+    /// Looks again at one resource, by itself, and repairs what still differs.
+    async fn repair(&self, offering: &OfferingConfig, id: Uuid) -> Result<(), Failure> {
+        let resource = self.waldur.resource(id).await?;
+        match resource.state {
+            ResourceState::Ok => self.converge(offering, None, resource, Depth::Full).await.map(drop),
+            ResourceState::Erred => self.heal(offering, resource).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// An erred resource: its last order is taken up again where it was ours to fail; what somebody else failed is tidied;
+    /// and one that only looks erred is set to OK.
+    async fn heal(&self, offering: &OfferingConfig, resource: Resource) -> Result<(), Failure> {
+        let id = resource.uuid;
+        let mut orders = self.waldur.orders_of_resource(id, &[]).await?;
+        orders.sort_by_key(|order| (order.created, order.uuid));
+        let Some(last) = orders.last() else { return Ok(()) };
+        if last.state == OrderState::Erred {
+            if last.error_message.starts_with(OUR_ERROR) {
+                let attempts = attempt_of(&last.error_message);
+                if attempts > MOST_HEALS {
+                    self.conditions.raise("order-given-up", last.uuid.simple(), format!("order {0} erred {attempts} times; look into the log and then run `llm-access-agent orders retry {0}`", last.uuid.simple()));
+                    return Ok(());
+                }
+                self.memory().heals.insert(last.uuid, attempts);
+                self.take_up_again(last.uuid).await?;
+                tracing::info!(order = %last.uuid.simple(), attempts, "erred order taken up again");
+                return Ok(());
+            }
+            if matches!(last.kind, OrderKind::Create | OrderKind::Restore) {
+                return self.after_end(last).await;
+            }
+        } else if last.state != OrderState::Done {
+            return Ok(());
+        }
+        self.converge(offering, None, resource, Depth::Full).await?;
+        if self.features.worth_trying(Feature::SetOk) {
+            match self.waldur.set_resource_ok(id).await {
+                Ok(()) => {
+                    self.features.learn(Feature::SetOk, true);
+                    tracing::info!("the resource works and is set to OK");
+                }
+                Err(error) if error.class() == waldur_client::Class::NoSuchRoute => {
+                    self.features.learn(Feature::SetOk, false);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_removal(&self, id: Uuid) {
+        let Some(busy) = self.schedule.take(id) else { return };
+        let agent = self.clone();
+        let span = tracing::info_span!("orphan", resource = %id.simple());
+        let work = async move {
+            let _busy = busy;
+            let Ok(_worker) = agent.workers.clone().acquire_owned().await else { return };
+            let removed = async {
+                let resource = agent.waldur.resource(id).await?;
+                if resource.state == ResourceState::Terminated { agent.remove_remains(resource).await } else { Ok(()) }
+            };
+            if let Err(failure) = removed.await {
+                agent.note_failure(&failure);
+                tracing::warn!("what is left of an ended resource could not be removed yet: {failure}");
+            }
+        };
+        self.tasks.spawn(work.instrument(span));
+    }
+
+    /// Removes what is left of a resource that ended, or whose create came to nothing; only what carries our mark.
+    pub(crate) async fn remove_remains(&self, resource: Resource) -> Result<(), Failure> {
+        let id = resource.uuid;
+        let mut resource = resource;
+        for _ in 0..ROUNDS {
+            let seen = self.observe_for_removal(resource).await?;
+            let actions: Vec<Action> = plan_orphan(&self.config.owner, &seen);
+            if actions.is_empty() {
+                return Ok(());
+            }
+            match self.apply(id, &actions).await {
+                Ok(()) | Err(Failure::Conflict { .. }) => {}
+                Err(failure) => return Err(failure),
+            }
+            resource = seen.resource;
+        }
+        Err(Failure::Conflict { message: format!("what is left of resource {} is still there after {ROUNDS} attempts", id.simple()) })
+    }
+
+    /// Runs both loops until `stop` resolves, then waits for the work in flight, at most `grace`.
+    pub async fn run(&self, loops: &[Loop], stop: impl Future<Output = ()>, grace: Duration) {
+        let token = tokio_util::sync::CancellationToken::new();
+        let mut running = tokio::task::JoinSet::new();
+        for which in loops {
+            let (agent, token, which) = (self.clone(), token.clone(), *which);
+            let interval = match which {
+                Loop::Orders => self.config.intervals.orders,
+                Loop::Resources => self.config.intervals.resources,
+            };
+            self.progress.expect(which.as_str(), interval);
+            running.spawn(async move {
+                loop {
+                    match which {
+                        Loop::Orders => drop(agent.order_beat().await),
+                        Loop::Resources => drop(agent.resource_beat().await),
+                    }
+                    tokio::select! {
+                        () = agent.clock.sleep(crate::orders::jittered(interval)) => {}
+                        () = token.cancelled() => return,
+                    }
+                }
+            });
+        }
+        stop.await;
+        tracing::info!("stopping: no new work is begun, what is in flight may end");
+        token.cancel();
+        self.tasks.close();
+        let drained = async {
+            while running.join_next().await.is_some() {}
+            self.tasks.wait().await;
+        };
+        if tokio::time::timeout(grace, drained).await.is_err() {
+            tracing::warn!("work in flight did not end within {grace:?}; the next start goes on where it stopped");
+        }
+    }
+}
+
+/// The loops of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loop {
+    /// Orders.
+    Orders,
+    /// Resources.
+    Resources,
+}
+
+impl Loop {
+    /// Its name in `--only`, probes and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Orders => "orders",
+            Self::Resources => "resources",
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Who is being worked on, and when a waiting order is due again. Only in memory: the peers hold everything that matters.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use crate::clock::{Clock, after};
+use crate::config::Backoff;
+
+/// Waiting orders and busy resources.
+#[derive(Debug)]
+pub struct Schedule {
+    clock: Clock,
+    backoff: Backoff,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    busy: HashSet<Uuid>,
+    waiting: HashMap<Uuid, Waiting>,
+    tracked: HashMap<Uuid, Uuid>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    due: Timestamp,
+    delays: ExponentialBackoff,
+    refusals: u32,
+    why: String,
+}
+
+/// The right to work on one resource; it ends when dropped.
+#[derive(Debug)]
+pub struct Busy {
+    schedule: Arc<Schedule>,
+    resource: Uuid,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.schedule.lock().busy.remove(&self.resource);
+    }
+}
+
+impl Schedule {
+    /// An empty schedule.
+    #[must_use]
+    pub fn new(clock: Clock, backoff: Backoff) -> Arc<Self> {
+        Arc::new(Self { clock, backoff, inner: Mutex::default() })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn delays(&self) -> ExponentialBackoff {
+        ExponentialBuilder::default()
+            .with_min_delay(self.backoff.initial)
+            .with_max_delay(self.backoff.max)
+            .without_max_times()
+            .with_jitter()
+            .build()
+    }
+
+    /// Takes the resource, unless somebody works on it.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, resource: Uuid) -> Option<Busy> {
+        let free = self.lock().busy.insert(resource);
+        free.then(|| Busy { schedule: Arc::clone(self), resource })
+    }
+
+    /// Whether an order may be worked on now.
+    #[must_use]
+    pub fn is_due(&self, order: Uuid) -> bool {
+        let now = self.clock.now();
+        self.lock().waiting.get(&order).is_none_or(|waiting| waiting.due <= now)
+    }
+
+    /// Puts an order off after a failure, longer each time, at least `at_least` (what the peer asked for, capped).
+    /// `refused` counts refusals in a row. Returns the delay and that count.
+    pub fn back_off(&self, order: Uuid, why: &str, at_least: Option<Duration>, refused: bool) -> (Duration, u32) {
+        let now = self.clock.now();
+        let max = self.backoff.max;
+        let fresh = self.delays();
+        let mut inner = self.lock();
+        let waiting = inner.waiting.entry(order).or_insert_with(|| Waiting { due: now, delays: fresh, refusals: 0, why: String::new() });
+        let delay = waiting.delays.next().unwrap_or(max).max(at_least.unwrap_or_default()).min(max.saturating_mul(2));
+        waiting.due = after(now, delay);
+        why.clone_into(&mut waiting.why);
+        waiting.refusals = if refused { waiting.refusals.saturating_add(1) } else { 0 };
+        (delay, waiting.refusals)
+    }
+
+    /// Puts an order off until a known time, without counting it as a failure.
+    pub fn wait_until(&self, order: Uuid, until: Timestamp, why: &str) {
+        let delays = self.delays();
+        self.lock().waiting.insert(order, Waiting { due: until, delays, refusals: 0, why: why.to_owned() });
+    }
+
+    /// An order is through, or gone: nothing about it is kept.
+    pub fn forget(&self, order: Uuid) {
+        let mut inner = self.lock();
+        inner.waiting.remove(&order);
+        inner.tracked.remove(&order);
+    }
+
+    /// Remembers that an order was begun, so that its disappearance is noticed.
+    pub fn track(&self, order: Uuid, resource: Uuid) {
+        self.lock().tracked.insert(order, resource);
+    }
+
+    /// Orders that were begun and are not among `listed` any more, with their resources. They stay tracked until
+    /// [`Schedule::forget`].
+    #[must_use]
+    pub fn vanished(&self, listed: &HashSet<Uuid>) -> Vec<(Uuid, Uuid)> {
+        self.lock().tracked.iter().filter(|(order, _)| !listed.contains(order)).map(|(o, r)| (*o, *r)).collect()
+    }
+
+    /// Every waiting order with the time it is due and why it waits.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<(Uuid, Timestamp, String)> {
+        let mut rows: Vec<_> = self.lock().waiting.iter().map(|(order, w)| (*order, w.due, w.why.clone())).collect();
+        rows.sort_by_key(|row| row.1);
+        rows
+    }
+}

@@ -1,0 +1,231 @@
+//! Secrets in the namespaces of a cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::future::try_join_all;
+use llm_access_k8s::{Error, Secrets};
+use uuid::Uuid;
+
+use super::{
+    AGENT, Connection, Created, Draft, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError,
+    Version, owner_label,
+};
+use crate::config::ChatNamespaces;
+
+/// Which Secrets go where. Namespaces come from the configuration alone, never from a name that a customer chose.
+#[derive(Debug, Clone)]
+pub struct Namespaces {
+    /// For Open WebUI.
+    pub chat: ChatNamespaces,
+    /// For the keys of projects.
+    pub keys: String,
+}
+
+impl Namespaces {
+    fn all(&self) -> BTreeSet<&str> {
+        let chat: Vec<&str> = match &self.chat {
+            ChatNamespaces::One(namespace) => vec![namespace],
+            ChatNamespaces::PerProject(map) => map.values().map(String::as_str).collect(),
+        };
+        chat.into_iter().chain([self.keys.as_str()]).collect()
+    }
+
+    fn chat(&self, project: Option<Uuid>) -> Option<&str> {
+        match &self.chat {
+            ChatNamespaces::One(namespace) => Some(namespace),
+            ChatNamespaces::PerProject(map) => map.get(&project?).map(String::as_str),
+        }
+    }
+}
+
+/// The Secrets of one owner in a cluster. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Kubernetes {
+    api: Secrets,
+    owner: String,
+    namespaces: Namespaces,
+}
+
+impl Kubernetes {
+    /// Over a client that is connected already.
+    #[must_use]
+    pub fn new(api: Secrets, owner: &str, namespaces: Namespaces) -> Self {
+        Self {
+            api,
+            owner: owner.to_owned(),
+            namespaces,
+        }
+    }
+
+    pub(super) async fn list_all(&self) -> Result<Listed, StoreError> {
+        self.list(self.namespaces.all(), None).await
+    }
+
+    pub(super) async fn of_resource(
+        &self,
+        resource: Uuid,
+        project: Option<Uuid>,
+    ) -> Result<Listed, StoreError> {
+        // A project that lost its namespace in the configuration may still have a Secret in any of them.
+        let places = match self.namespaces.chat(project) {
+            Some(chat) => BTreeSet::from([chat, self.namespaces.keys.as_str()]),
+            None => self.namespaces.all(),
+        };
+        self.list(places, Some(resource)).await
+    }
+
+    async fn list(
+        &self,
+        namespaces: BTreeSet<&str>,
+        resource: Option<Uuid>,
+    ) -> Result<Listed, StoreError> {
+        let mut selector = BTreeMap::from([
+            (MANAGED_BY.to_owned(), AGENT.to_owned()),
+            (OWNER.to_owned(), owner_label(&self.owner)),
+        ]);
+        if let Some(resource) = resource {
+            selector.insert(RESOURCE.to_owned(), resource.simple().to_string());
+        }
+        let selector = &selector;
+        let pages = namespaces
+            .into_iter()
+            .map(|namespace| self.api.list(namespace, selector));
+        let mut listed = Listed::default();
+        for stored in try_join_all(pages).await?.into_iter().flatten() {
+            let record = Record {
+                name: stored.name.clone(),
+                labels: stored.labels.clone(),
+                annotations: stored.annotations.clone(),
+                data: stored.data.clone(),
+                owned: stored.owned.clone(),
+                created: stored.created,
+                version: Version::Kubernetes(Box::new(stored)),
+            };
+            listed.add(record, &self.owner);
+        }
+        Ok(listed)
+    }
+
+    pub(super) async fn create(&self, connection: &Connection) -> Result<Created, StoreError> {
+        let namespace = match connection.slot {
+            Slot::Project => &self.namespaces.keys,
+            Slot::Chat => self.namespaces.chat(connection.project).ok_or_else(|| {
+                let project = connection.project.map_or_else(
+                    || "a resource without a project".to_owned(),
+                    |project| format!("project {}", project.simple()),
+                );
+                StoreError::Denied {
+                    object: format!("Secret {}", connection.name),
+                    why: format!("no namespace is configured for {project}"),
+                    cure: "add the project to secrets.chat_namespace".to_owned(),
+                }
+            })?,
+        };
+        match self.api.create(namespace, &self.draft(connection)).await? {
+            llm_access_k8s::Created::Made => Ok(Created::Made),
+            llm_access_k8s::Created::Exists => Ok(Created::Exists),
+        }
+    }
+
+    pub(super) async fn apply(
+        &self,
+        connection: &Connection,
+        base: &llm_access_k8s::Stored,
+    ) -> Result<(), StoreError> {
+        Ok(self.api.apply(base, &self.draft(connection)).await?)
+    }
+
+    pub(super) async fn overwrite(
+        &self,
+        connection: &Connection,
+        base: &llm_access_k8s::Stored,
+    ) -> Result<(), StoreError> {
+        Ok(self.api.overwrite(base, &self.draft(connection)).await?)
+    }
+
+    pub(super) async fn delete(&self, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
+        Ok(self.api.delete(base).await?)
+    }
+
+    pub(super) async fn check(&self) -> Result<String, StoreError> {
+        let namespaces = self.namespaces.all();
+        for namespace in &namespaces {
+            self.api.probe(namespace).await?;
+        }
+        let listed = self.list_all().await?;
+        Ok(format!(
+            "{} Secrets of {} in {}; list, create, patch and delete are allowed",
+            listed.stored.len() + listed.broken.len(),
+            self.owner,
+            namespaces.into_iter().collect::<Vec<_>>().join(", ")
+        ))
+    }
+
+    fn draft(&self, connection: &Connection) -> llm_access_k8s::Draft {
+        let draft = Draft::new(connection, &self.owner);
+        llm_access_k8s::Draft {
+            name: connection.name.clone(),
+            labels: draft.labels,
+            annotations: draft.annotations,
+            data: draft.data,
+        }
+    }
+}
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Transient {
+                what,
+                why,
+                retry_after,
+                ..
+            } => Self::Transient {
+                object: what,
+                why,
+                retry_after,
+            },
+            Error::Denied { what, why, remedy } => Self::Denied {
+                object: what,
+                why,
+                cure: remedy,
+            },
+            Error::NotFound {
+                what,
+                namespace,
+                why,
+            } => Self::Denied {
+                object: what,
+                why,
+                cure: format!(
+                    "create namespace {namespace}, or correct secrets.chat_namespace or secrets.key_namespace"
+                ),
+            },
+            Error::Settings { why } => Self::Denied {
+                object: "the Kubernetes API".to_owned(),
+                why,
+                cure: "set secrets.kubeconfig and secrets.context, or run in a pod with a service account"
+                    .to_owned(),
+            },
+            Error::Conflict {
+                what,
+                why,
+                managers,
+            } => {
+                let cure = if managers.is_empty() {
+                    "it is read again".to_owned()
+                } else {
+                    format!(
+                        "undo the change made by {}, or delete the Secret: the agent then makes it anew with a new key",
+                        managers.join(", ")
+                    )
+                };
+                Self::Conflict {
+                    object: what,
+                    why: format!("{why}; {cure}"),
+                }
+            }
+            Error::Invalid { what, why } => Self::Invalid { object: what, why },
+        }
+    }
+}

@@ -1,0 +1,748 @@
+//! The Secrets that hand a key to a project and to its Open WebUI, in Kubernetes or in a directory.
+//!
+//! A Secret is the journal of a key: it is written first, and everything needed to go on after a crash stands on it
+//! in labels and annotations. The variables are what a pod or `docker run --env-file` reads. A Secret is found by
+//! its labels, never by its name, and is changed only on the version that was read.
+
+mod directory;
+mod kubernetes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+
+pub use directory::Directory;
+pub use kubernetes::{Kubernetes, Namespaces};
+
+/// The value of [`MANAGED_BY`] on everything that is ours.
+const AGENT: &str = crate::domain::MANAGED_BY;
+
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+const PART_OF: &str = "app.kubernetes.io/part-of";
+const COMPONENT: &str = "app.kubernetes.io/component";
+const INSTANCE: &str = "app.kubernetes.io/instance";
+const OWNER: &str = "llm-access.io/owner";
+const OFFERING: &str = "llm-access.io/offering";
+const RESOURCE: &str = "llm-access.io/resource";
+const SLOT: &str = "llm-access.io/slot";
+const PROJECT: &str = "llm-access.io/project";
+const KEY_SHA256: &str = "llm-access.io/key-sha256";
+const ALIAS: &str = "llm-access.io/key-alias";
+const NUMBER: &str = "llm-access.io/key-number";
+const STATE: &str = "llm-access.io/state";
+const ORDER: &str = "llm-access.io/order";
+const BASE_URL: &str = "llm-access.io/base-url";
+const MODELS: &str = "llm-access.io/models";
+const EMBEDDER: &str = "llm-access.io/embedder";
+/// Restarts the pods that read the Secret, where Stakater's reloader runs: Open WebUI reads its variables at start only.
+const RELOADER: &str = "reloader.stakater.com/match";
+
+/// Which of the two keys of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Slot {
+    /// The key that people use in their own programs.
+    Project,
+    /// The key of the project's Open WebUI.
+    Chat,
+}
+
+impl Slot {
+    /// `project` or `chat`, as labels and metadata spell it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Project => "project",
+            Self::Chat => "chat",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Project, Self::Chat]
+            .into_iter()
+            .find(|slot| slot.as_str() == text)
+    }
+
+    /// The variables that carry the key.
+    fn key_variables(self) -> &'static [&'static str] {
+        match self {
+            Self::Project => &["OPENAI_API_KEY"],
+            Self::Chat => &["OPENAI_API_KEYS", "RAG_OPENAI_API_KEY"],
+        }
+    }
+}
+
+/// How far a key is on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecretState {
+    /// Stored; the gateway may not know the key yet.
+    Pending,
+    /// The key was seen working.
+    Ready,
+}
+
+impl SecretState {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Ready => "ready",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Pending, Self::Ready]
+            .into_iter()
+            .find(|state| state.as_str() == text)
+    }
+}
+
+/// What the agent wants stored for one slot of one resource.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    /// Which key.
+    pub slot: Slot,
+    /// The Waldur resource.
+    pub resource: Uuid,
+    /// Its offering.
+    pub offering: Uuid,
+    /// Its project; chooses the namespace of a chat Secret.
+    pub project: Option<Uuid>,
+    /// The Secret's name from [`secret_name`]. One that exists keeps the name it has.
+    pub name: String,
+    /// The key's alias at the gateway; Waldur's `client_id` in the project slot.
+    pub alias: String,
+    /// The number within the alias; never used twice.
+    pub number: u32,
+    /// How far the key is.
+    pub state: SecretState,
+    /// The key.
+    pub key: SecretString,
+    /// The OpenAI-compatible address, `https://…/v1`.
+    pub base_url: String,
+    /// The models that may be called.
+    pub models: Vec<String>,
+    /// The model that Open WebUI uses for retrieval; chat only.
+    pub embedder: Option<String>,
+    /// The order that last had a part in it.
+    pub order: Option<Uuid>,
+}
+
+impl PartialEq for Connection {
+    fn eq(&self, other: &Self) -> bool {
+        // Taken apart so that a field which is added later cannot be forgotten here.
+        let Self {
+            slot,
+            resource,
+            offering,
+            project,
+            name,
+            alias,
+            number,
+            state,
+            key,
+            base_url,
+            models,
+            embedder,
+            order,
+        } = self;
+        *slot == other.slot
+            && *resource == other.resource
+            && *offering == other.offering
+            && *project == other.project
+            && *name == other.name
+            && *alias == other.alias
+            && *number == other.number
+            && *state == other.state
+            && key.expose_secret() == other.key.expose_secret()
+            && *base_url == other.base_url
+            && *models == other.models
+            && *embedder == other.embedder
+            && *order == other.order
+    }
+}
+
+impl Eq for Connection {}
+
+impl Connection {
+    /// The variables of the Secret. None is ever empty; one without a value is left out.
+    ///
+    /// In the chat slot these are the settings under which Open WebUI 0.12.4 was measured to use exactly this
+    /// connection and to follow changes: plural names without a trailing slash, no persistent configuration, and the
+    /// addresses of retrieval spelt out, since they point at a public API otherwise.
+    #[must_use]
+    pub fn variables(&self) -> BTreeMap<String, SecretString> {
+        let url = self.base_url.trim_end_matches('/').to_owned();
+        let key = self.key.expose_secret().to_owned();
+        let pairs: Vec<(&str, String)> = match self.slot {
+            Slot::Project => vec![
+                ("OPENAI_API_KEY", key),
+                ("OPENAI_BASE_URL", url),
+                ("OPENAI_MODELS", self.models.join(",")),
+            ],
+            Slot::Chat => {
+                // An embedding model in the list of models to talk to would only fail.
+                let talk: Vec<&String> = self
+                    .models
+                    .iter()
+                    .filter(|model| Some(*model) != self.embedder.as_ref())
+                    .collect();
+                // No model ids would mean all that the gateway lists, so an empty connection is switched off.
+                let config = json!({"0": {
+                    "enable": !talk.is_empty(),
+                    "model_ids": talk,
+                    "connection_type": "external",
+                    "auth_type": "bearer",
+                }});
+                let mut pairs = vec![
+                    ("OPENAI_API_BASE_URLS", url.clone()),
+                    ("OPENAI_API_KEYS", key.clone()),
+                    ("OPENAI_API_CONFIGS", config.to_string()),
+                    ("ENABLE_OPENAI_API", "true".to_owned()),
+                    ("ENABLE_OLLAMA_API", "false".to_owned()),
+                    ("ENABLE_PERSISTENT_CONFIG", "false".to_owned()),
+                    ("BYPASS_MODEL_ACCESS_CONTROL", "true".to_owned()),
+                ];
+                if let Some(embedder) = &self.embedder {
+                    pairs.extend([
+                        ("RAG_EMBEDDING_ENGINE", "openai".to_owned()),
+                        ("RAG_EMBEDDING_MODEL", embedder.clone()),
+                        ("RAG_OPENAI_API_BASE_URL", url),
+                        ("RAG_OPENAI_API_KEY", key),
+                    ]);
+                }
+                pairs
+            }
+        };
+        pairs
+            .into_iter()
+            .filter(|(_, value)| !value.is_empty())
+            .map(|(name, value)| (name.to_owned(), SecretString::from(value)))
+            .collect()
+    }
+
+    /// Why this connection must not be written, or nothing.
+    fn fault(&self) -> Option<String> {
+        // Open WebUI splits keys and addresses at semicolons, an env file at line ends.
+        let unfit = |text: &str| {
+            text.is_empty() || text.chars().any(|c| c.is_control() || c.is_whitespace() || c == ';')
+        };
+        if !is_dns_label(&self.name) {
+            return Some(format!("{:?} is no legal name for a Secret", self.name));
+        }
+        if unfit(self.key.expose_secret()) {
+            return Some(
+                "the key is empty, or holds a space, a line end, a control character or a semicolon"
+                    .to_owned(),
+            );
+        }
+        if unfit(&self.base_url) {
+            return Some(format!(
+                "the address {:?} is empty, or holds a space, a control character or a semicolon",
+                self.base_url
+            ));
+        }
+        let odd = |name: &&String| {
+            name.trim().is_empty() || name.contains(',') || name.chars().any(char::is_control)
+        };
+        self.models
+            .iter()
+            .chain(&self.embedder)
+            .find(odd)
+            .map(|name| {
+                format!("the model name {name:?} is empty, or holds a comma or a control character")
+            })
+    }
+}
+
+/// A Secret of ours as it was read.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// What it says.
+    pub connection: Connection,
+    /// False when it does not hold exactly the variables that its connection gives: one is missing or was changed by
+    /// hand. The key itself is intact.
+    pub complete: bool,
+    /// When it was made.
+    pub created: Option<Timestamp>,
+    version: Version,
+}
+
+/// A Secret with our mark that cannot be read back: its key is gone or is not the one we stored, or what stands on it
+/// makes no sense.
+#[derive(Debug, Clone)]
+pub struct Broken {
+    /// Its name.
+    pub name: String,
+    /// The resource, if that can still be told.
+    pub resource: Option<Uuid>,
+    /// The slot, if that can still be told.
+    pub slot: Option<Slot>,
+    /// The number of its key, if that can still be told; it must not be used again.
+    pub number: Option<u32>,
+    /// What is wrong with it.
+    pub why: String,
+    version: Version,
+}
+
+/// Secrets of ours, in no particular order.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    /// Those that can be used.
+    pub stored: Vec<Stored>,
+    /// Those that cannot.
+    pub broken: Vec<Broken>,
+}
+
+/// What a create-only write met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// The Secret is new.
+    Made,
+    /// There was one under this name, ours or not; nothing was written.
+    Exists,
+}
+
+/// The version that a change is based on.
+#[derive(Debug, Clone)]
+enum Version {
+    File(directory::Version),
+    Kubernetes(Box<llm_access_k8s::Stored>),
+}
+
+/// Why a Secret could not be read or written. Never holds a value.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// Not now.
+    #[error("{object}: {why}; it is tried again")]
+    Transient {
+        /// The Secret, folder or namespace.
+        object: String,
+        /// The cause.
+        why: String,
+        /// How long the store asks us to wait.
+        retry_after: Option<Duration>,
+    },
+    /// Not before an operator acts.
+    #[error("{object}: {why}; {cure}")]
+    Denied {
+        /// The Secret, folder or namespace.
+        object: String,
+        /// The cause.
+        why: String,
+        /// What to do.
+        cure: String,
+    },
+    /// Somebody else wrote: read again.
+    #[error("{object}: {why}")]
+    Conflict {
+        /// The Secret.
+        object: String,
+        /// Who or what changed.
+        why: String,
+    },
+    /// Something that is not ours bears this name.
+    #[error("Secret {name} exists and is not managed by this agent; remove or rename it")]
+    Foreign {
+        /// The name.
+        name: String,
+    },
+    /// What was to be written is refused, now and later.
+    #[error("{object}: refused: {why}")]
+    Invalid {
+        /// The Secret.
+        object: String,
+        /// The cause.
+        why: String,
+    },
+}
+
+/// Where the Secrets are kept. Cheap to clone.
+#[derive(Debug, Clone)]
+pub enum SecretStore {
+    /// In files.
+    Directory(Directory),
+    /// In a cluster.
+    Kubernetes(Kubernetes),
+}
+
+impl SecretStore {
+    /// All Secrets of this owner: complete or an error.
+    ///
+    /// # Errors
+    /// `Transient` or `Denied`.
+    pub async fn list_all(&self) -> Result<Listed, StoreError> {
+        match self {
+            Self::Directory(store) => store.list_all().await,
+            Self::Kubernetes(store) => store.list_all().await,
+        }
+    }
+
+    /// The Secrets of one resource. The project says where its chat Secret lives; without it, all places are searched.
+    ///
+    /// # Errors
+    /// `Transient` or `Denied`.
+    pub async fn of_resource(
+        &self,
+        resource: Uuid,
+        project: Option<Uuid>,
+    ) -> Result<Listed, StoreError> {
+        match self {
+            Self::Directory(store) => store.of_resource(resource).await,
+            Self::Kubernetes(store) => store.of_resource(resource, project).await,
+        }
+    }
+
+    /// Makes a Secret under a name that is free.
+    ///
+    /// # Errors
+    /// `Invalid` for a key or address that would break the variables; `Denied`, also when no namespace is configured for
+    /// the project.
+    pub async fn create(&self, connection: &Connection) -> Result<Created, StoreError> {
+        sound(connection)?;
+        match self {
+            Self::Directory(store) => store.create(connection).await,
+            Self::Kubernetes(store) => store.create(connection).await,
+        }
+    }
+
+    /// Brings a Secret up to date under the name it has. No call when nothing differs.
+    ///
+    /// # Errors
+    /// `Conflict` when somebody wrote since it was read, or another field manager owns one of our variables.
+    pub async fn update(&self, stored: &Stored, connection: &Connection) -> Result<(), StoreError> {
+        let connection = renamed(connection, &stored.connection.name);
+        sound(&connection)?;
+        match (self, &stored.version) {
+            (Self::Directory(store), Version::File(version)) => {
+                store.write(&connection, version).await
+            }
+            (Self::Kubernetes(store), Version::Kubernetes(base)) => {
+                store.apply(&connection, base).await
+            }
+            _ => Err(other_store(&connection.name)),
+        }
+    }
+
+    /// Puts a new connection into a broken Secret, taking our variables back from whoever changed them.
+    ///
+    /// # Errors
+    /// `Conflict` when somebody wrote since it was read.
+    pub async fn replace_broken(
+        &self,
+        broken: &Broken,
+        connection: &Connection,
+    ) -> Result<(), StoreError> {
+        let connection = renamed(connection, &broken.name);
+        sound(&connection)?;
+        match (self, &broken.version) {
+            (Self::Directory(store), Version::File(version)) => {
+                store.write(&connection, version).await
+            }
+            (Self::Kubernetes(store), Version::Kubernetes(base)) => {
+                store.overwrite(&connection, base).await
+            }
+            _ => Err(other_store(&connection.name)),
+        }
+    }
+
+    /// Deletes a Secret. One that is gone is a success.
+    ///
+    /// # Errors
+    /// `Conflict` when somebody wrote since it was read.
+    pub async fn delete(&self, stored: &Stored) -> Result<(), StoreError> {
+        self.remove(&stored.connection.name, &stored.version).await
+    }
+
+    /// Deletes a broken Secret. One that is gone is a success.
+    ///
+    /// # Errors
+    /// `Conflict` when somebody wrote since it was read.
+    pub async fn delete_broken(&self, broken: &Broken) -> Result<(), StoreError> {
+        self.remove(&broken.name, &broken.version).await
+    }
+
+    async fn remove(&self, name: &str, version: &Version) -> Result<(), StoreError> {
+        match (self, version) {
+            (Self::Directory(store), Version::File(version)) => store.delete(name, version).await,
+            (Self::Kubernetes(store), Version::Kubernetes(base)) => store.delete(base).await,
+            _ => Err(other_store(name)),
+        }
+    }
+
+    /// Tries what the agent needs of the store, changing nothing. Says what it found.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub async fn check(&self) -> Result<String, StoreError> {
+        match self {
+            Self::Directory(store) => store.check().await,
+            Self::Kubernetes(store) => store.check().await,
+        }
+    }
+}
+
+fn renamed(connection: &Connection, name: &str) -> Connection {
+    Connection {
+        name: name.to_owned(),
+        ..connection.clone()
+    }
+}
+
+fn sound(connection: &Connection) -> Result<(), StoreError> {
+    match connection.fault() {
+        None => Ok(()),
+        Some(why) => Err(StoreError::Invalid {
+            object: format!("Secret {}", connection.name),
+            why,
+        }),
+    }
+}
+
+fn other_store(name: &str) -> StoreError {
+    StoreError::Conflict {
+        object: format!("Secret {name}"),
+        why: "it was read from another store".to_owned(),
+    }
+}
+
+/// The name of a Secret: `llm-key-<slug>-<uuid8>` or `llm-webui-<slug>-<uuid8>`, whatever the slug holds: at most 63 of
+/// `a-z`, `0-9` and `-`, which is legal in Kubernetes and harmless in a path.
+#[must_use]
+pub fn secret_name(slot: Slot, slug: &str, resource: Uuid) -> String {
+    const LONGEST: usize = 63;
+    let prefix = match slot {
+        Slot::Project => "llm-key",
+        Slot::Chat => "llm-webui",
+    };
+    let suffix = short(resource);
+    let room = LONGEST - prefix.len() - suffix.len() - 2;
+    let mut middle = String::new();
+    for c in slug.chars() {
+        let c = c.to_ascii_lowercase();
+        if c.is_ascii_lowercase() || c.is_ascii_digit() {
+            middle.push(c);
+        } else if !middle.is_empty() && !middle.ends_with('-') {
+            middle.push('-');
+        }
+        if middle.len() >= room {
+            break;
+        }
+    }
+    match middle.trim_end_matches('-') {
+        "" => format!("{prefix}-{suffix}"),
+        middle => format!("{prefix}-{middle}-{suffix}"),
+    }
+}
+
+/// The first eight digits of a uuid.
+fn short(uuid: Uuid) -> String {
+    uuid.simple().to_string().chars().take(8).collect()
+}
+
+/// An owner as a label can hold it: as it is, or a digest of it.
+fn owner_label(owner: &str) -> String {
+    let bytes = owner.as_bytes();
+    let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    let legal = bytes.len() <= 63
+        && edge(bytes.first())
+        && edge(bytes.last())
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    // The prefix of a digest is refused as an owner of its own, so that no owner can pose as another.
+    if legal && !owner.starts_with("sha256-") {
+        owner.to_owned()
+    } else {
+        let digest: String = sha256(bytes).chars().take(40).collect();
+        format!("sha256-{digest}")
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
+}
+
+fn is_dns_label(name: &str) -> bool {
+    (1..=63).contains(&name.len())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+// ---- a connection as labels, annotations and variables, and back --------------------------------------------
+
+/// A connection as a store writes it.
+#[derive(Debug, Clone)]
+struct Draft {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    data: BTreeMap<String, SecretString>,
+}
+
+impl Draft {
+    fn new(connection: &Connection, owner: &str) -> Self {
+        let component = match connection.slot {
+            Slot::Project => "api-key",
+            Slot::Chat => "open-webui",
+        };
+        let resource = connection.resource.simple().to_string();
+        let labels = [
+            (MANAGED_BY, AGENT.to_owned()),
+            (PART_OF, "llm-access".to_owned()),
+            (COMPONENT, component.to_owned()),
+            (INSTANCE, resource.clone()),
+            (OWNER, owner_label(owner)),
+            (OFFERING, connection.offering.simple().to_string()),
+            (RESOURCE, resource),
+            (SLOT, connection.slot.as_str().to_owned()),
+        ];
+        let mut annotations = vec![
+            (KEY_SHA256, sha256(connection.key.expose_secret().as_bytes())),
+            (ALIAS, connection.alias.clone()),
+            (NUMBER, connection.number.to_string()),
+            (STATE, connection.state.as_str().to_owned()),
+            (BASE_URL, connection.base_url.clone()),
+            (MODELS, json!(connection.models).to_string()),
+        ];
+        let uuid = |uuid: Uuid| uuid.simple().to_string();
+        annotations.extend(connection.project.map(|project| (PROJECT, uuid(project))));
+        annotations.extend(connection.order.map(|order| (ORDER, uuid(order))));
+        annotations.extend(connection.embedder.clone().map(|model| (EMBEDDER, model)));
+        if connection.slot == Slot::Chat {
+            annotations.push((RELOADER, "true".to_owned()));
+        }
+        let owned = |(key, value): (&str, String)| (key.to_owned(), value);
+        Self {
+            labels: labels.into_iter().map(owned).collect(),
+            annotations: annotations.into_iter().map(owned).collect(),
+            data: connection.variables(),
+        }
+    }
+}
+
+/// A Secret with our mark, before it is understood.
+struct Record {
+    name: String,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    data: BTreeMap<String, SecretString>,
+    /// The variables that we wrote, whether or not we would still write them.
+    owned: BTreeSet<String>,
+    created: Option<Timestamp>,
+    version: Version,
+}
+
+impl Listed {
+    fn add(&mut self, record: Record, owner: &str) {
+        match record.connection() {
+            Ok(connection) => {
+                let complete = record.holds(&Draft::new(&connection, owner));
+                self.stored.push(Stored {
+                    connection,
+                    complete,
+                    created: record.created,
+                    version: record.version,
+                });
+            }
+            Err(why) => {
+                let broken = Broken {
+                    resource: record.uuid(&record.labels, RESOURCE).ok(),
+                    slot: record.labels.get(SLOT).and_then(|slot| Slot::parse(slot)),
+                    number: record.annotations.get(NUMBER).and_then(|n| n.parse().ok()),
+                    name: record.name,
+                    why,
+                    version: record.version,
+                };
+                self.broken.push(broken);
+            }
+        }
+    }
+}
+
+impl Record {
+    /// What the Secret says, or why it cannot be used.
+    fn connection(&self) -> Result<Connection, String> {
+        let annotation = |key: &str| {
+            self.annotations
+                .get(key)
+                .map(String::as_str)
+                .filter(|value| !value.is_empty())
+        };
+        let required = |key: &str| annotation(key).ok_or_else(|| format!("annotation {key} is missing"));
+        let optional = |key: &str| match annotation(key) {
+            None => Ok(None),
+            Some(_) => self.uuid(&self.annotations, key).map(Some),
+        };
+        let slot = self.labels.get(SLOT).and_then(|slot| Slot::parse(slot));
+        let slot = slot.ok_or_else(|| format!("label {SLOT} is missing or unknown"))?;
+        let unreadable = |key: &str| format!("annotation {key} makes no sense");
+        let connection = Connection {
+            slot,
+            resource: self.uuid(&self.labels, RESOURCE)?,
+            offering: self.uuid(&self.labels, OFFERING)?,
+            project: optional(PROJECT)?,
+            name: self.name.clone(),
+            alias: required(ALIAS)?.to_owned(),
+            number: required(NUMBER)?.parse().map_err(|_| unreadable(NUMBER))?,
+            state: SecretState::parse(required(STATE)?).ok_or_else(|| unreadable(STATE))?,
+            key: self.key(slot, required(KEY_SHA256)?)?,
+            base_url: required(BASE_URL)?.to_owned(),
+            models: serde_json::from_str(required(MODELS)?).map_err(|_| unreadable(MODELS))?,
+            embedder: annotation(EMBEDDER).map(str::to_owned),
+            order: optional(ORDER)?,
+        };
+        match connection.fault() {
+            None => Ok(connection),
+            Some(why) => Err(why),
+        }
+    }
+
+    /// The key that we stored, proven by its digest. One that somebody else put there is never taken over: whoever may write
+    /// Secrets could choose the key of a project then.
+    fn key(&self, slot: Slot, digest: &str) -> Result<SecretString, String> {
+        let values = slot.key_variables().iter().filter_map(|name| self.data.get(*name));
+        for value in values {
+            if sha256(value.expose_secret().as_bytes()) == digest {
+                return Ok(value.clone());
+            }
+        }
+        let first = slot.key_variables().first().copied().unwrap_or_default();
+        Err(match self.data.get(first).map(|value| value.expose_secret().is_empty()) {
+            None => format!("variable {first} is missing"),
+            Some(true) => format!("variable {first} is empty"),
+            Some(false) => format!("variable {first} does not hold the key that was stored"),
+        })
+    }
+
+    fn uuid(&self, from: &BTreeMap<String, String>, key: &str) -> Result<Uuid, String> {
+        let text = from.get(key).map(String::as_str).unwrap_or_default();
+        Uuid::parse_str(text).map_err(|_| format!("{key} is missing or no uuid"))
+    }
+
+    fn holds(&self, draft: &Draft) -> bool {
+        let same = |key: &String, value: &SecretString| {
+            self.data
+                .get(key)
+                .is_some_and(|stored| stored.expose_secret() == value.expose_secret())
+        };
+        draft.data.iter().all(|(key, value)| same(key, value))
+            && draft.labels.iter().all(|(key, value)| self.labels.get(key) == Some(value))
+            && draft.annotations.iter().all(|(key, value)| self.annotations.get(key) == Some(value))
+            && self
+                .owned
+                .iter()
+                .all(|key| draft.data.contains_key(key) || !self.data.contains_key(key))
+    }
+}
+
+#[cfg(test)]
+mod tests;
