@@ -303,12 +303,22 @@ impl Agent {
             Verdict::Approve => {
                 let answered = self.waldur.approve_order(order.uuid).await?;
                 tracing::info!("order approved");
-                if !answered {
+                if !answered && order.kind == OrderKind::Create {
                     // A server of the first generation answers nothing, and begins at once.
                     return Ok(None);
                 }
                 let now = self.waldur.order(order.uuid).await?;
-                Ok((now.state != OrderState::Executing).then_some(Turn::LeftToPeople))
+                match now.state {
+                    OrderState::Executing => Ok(None),
+                    // Servers of the first generation trip over their own plugin when they begin an update or an end, though
+                    // nothing went wrong with it; taken up again, it goes on.
+                    OrderState::Erred => {
+                        tracing::info!("Waldur erred the order while it was approved ({}); it is taken up again", now.error_message);
+                        self.take_up_again(order.uuid).await?;
+                        Ok(None)
+                    }
+                    _ => Ok(Some(Turn::LeftToPeople)),
+                }
             }
             Verdict::Reject(comment) => {
                 self.waldur.reject_order(order.uuid, &comment).await?;
