@@ -191,12 +191,12 @@ impl Candidate {
                 None => {}
             }
             self.announce();
-            let pause = self.settings.retry;
+            let next = Instant::now() + self.settings.retry;
             tokio::select! {
                 biased;
                 _ = &mut stopped => break,
                 () = until(self.valid_until) => self.announce(),
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep_until(next) => {}
             }
         }
         let held = self.valid_until.is_some();
@@ -276,7 +276,7 @@ impl Candidate {
         json!({
             "holderIdentity": self.settings.identity,
             "leaseDurationSeconds": self.settings.duration.as_secs(),
-            "renewTime": format!("{:.6}", Timestamp::now()),
+            "renewTime": format!("{:.6}", wall_clock()),
             "leaseTransitions": transitions,
         })
     }
@@ -367,6 +367,15 @@ impl Candidate {
         .await
         .map(drop)
     }
+}
+
+/// The time that others read in the Lease. Nothing here is decided by it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a Lease shows the wall clock, whatever a test's clock says"
+)]
+fn wall_clock() -> Timestamp {
+    Timestamp::now()
 }
 
 async fn until(deadline: Option<Instant>) {

@@ -10,7 +10,6 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use secrecy::{ExposeSecret as _, SecretString};
@@ -111,12 +110,14 @@ impl Directory {
         version: &Version,
     ) -> Result<(), StoreError> {
         let (connection, version) = (connection.clone(), version.clone());
-        self.blocking(move |store| store.replace(&connection, &version)).await
+        self.blocking(move |store| store.replace(&connection, &version))
+            .await
     }
 
     pub(super) async fn delete(&self, name: &str, version: &Version) -> Result<(), StoreError> {
         let (name, version) = (name.to_owned(), version.clone());
-        self.blocking(move |store| store.unlink(&name, &version)).await
+        self.blocking(move |store| store.unlink(&name, &version))
+            .await
     }
 
     pub(super) async fn check(&self) -> Result<String, StoreError> {
@@ -129,7 +130,10 @@ impl Directory {
                 .mode();
             let advice = match mode & 0o077 {
                 0 => String::new(),
-                _ => format!("; others may enter it (mode {:04o}): chmod 700 it", mode & 0o7777),
+                _ => format!(
+                    "; others may enter it (mode {:04o}): chmod 700 it",
+                    mode & 0o7777
+                ),
             };
             Ok(format!(
                 "{} Secrets of {} in {}, which can be written{advice}",
@@ -265,7 +269,9 @@ impl Directory {
             digest: sha256(content.expose_secret().as_bytes()),
             created: header.created,
             others,
-            resource: labels.get(RESOURCE).and_then(|text| Uuid::parse_str(text).ok()),
+            resource: labels
+                .get(RESOURCE)
+                .and_then(|text| Uuid::parse_str(text).ok()),
         };
         Some(Record {
             name: name.to_owned(),
@@ -334,19 +340,26 @@ impl Directory {
         let passing = self.passing(name, b"")?;
         let created = passing.made_at();
         let content = self.render(connection, created, &[])?;
-        passing.fill(content.expose_secret().as_bytes()).map_err(|error| self.fault("write", &error))?;
+        passing
+            .fill(content.expose_secret().as_bytes())
+            .map_err(|error| self.fault("write", &error))?;
         // Unlike a rename, a link never replaces what is there.
         match fs::hard_link(&passing.path, self.file(name)) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(Created::Exists),
-            Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Unsupported | ErrorKind::PermissionDenied
+                ) =>
+            {
                 return Err(StoreError::Denied {
                     object: format!("folder {}", self.path.display()),
                     why: format!("files cannot be linked there: {error}"),
                     cure: "keep it on a local file system with hard links".to_owned(),
                 });
             }
-            Err(error) => return Err(self.fault(&format!("make {name}{SUFFIX}"), &error)),
+            Err(error) => return Err(self.not_placed(name, &error)),
         }
         drop(passing);
         self.sync()?;
@@ -367,7 +380,7 @@ impl Directory {
         }
         let mut passing = self.passing(name, bytes)?;
         fs::rename(&passing.path, self.file(name))
-            .map_err(|error| self.fault(&format!("replace {name}{SUFFIX}"), &error))?;
+            .map_err(|error| self.not_placed(name, &error))?;
         passing.placed = true;
         self.sync()?;
         drop(lock);
@@ -412,31 +425,25 @@ impl Directory {
             .mode(0o600)
             .open(&path)
             .map_err(|error| self.fault(&format!("open {}", path.display()), &error))?;
-        file.lock().map_err(|error| self.fault(&format!("lock {}", path.display()), &error))?;
+        file.lock()
+            .map_err(|error| self.fault(&format!("lock {}", path.display()), &error))?;
         Ok(file)
     }
 
     /// A file under a passing name, with this content and mode 0600 from its first moment on.
     fn passing(&self, name: &str, content: &[u8]) -> Result<Passing, StoreError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = self.path.join(format!("{PASSING}{name}-{}-{number}", std::process::id()));
         let fault = |error: &io::Error| self.fault("write", error);
-        let open = || {
-            OpenOptions::new()
-                .create_new(true)
-                .write(true)
-                .mode(0o600)
-                .open(&path)
-        };
-        let file = match open() {
-            // Left by a process that had our number before.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                fs::remove_file(&path).map_err(|error| fault(&error))?;
-                open().map_err(|error| fault(&error))?
-            }
-            made => made.map_err(|error| fault(&error))?,
-        };
+        // Process ids do not do: two containers that share a folder can both be process 1.
+        let mut random = [0_u8; 8];
+        getrandom::fill(&mut random).map_err(|error| fault(&error.into()))?;
+        let number = u64::from_le_bytes(random);
+        let path = self.path.join(format!("{PASSING}{name}-{number:016x}"));
+        let file = OpenOptions::new()
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|error| fault(&error))?;
         let passing = Passing {
             path,
             file,
@@ -465,6 +472,18 @@ impl Directory {
         }
     }
 
+    /// A written file that could not be put in place. It is missing when a sweep took it before it was locked.
+    fn not_placed(&self, name: &str, error: &io::Error) -> StoreError {
+        if error.kind() == ErrorKind::NotFound && self.path.is_dir() {
+            return StoreError::Transient {
+                object: format!("Secret {name}"),
+                why: "its new content was swept away".to_owned(),
+                retry_after: None,
+            };
+        }
+        self.fault(&format!("write {name}{SUFFIX}"), error)
+    }
+
     fn sync(&self) -> Result<(), StoreError> {
         File::open(&self.path)
             .and_then(|folder| folder.sync_all())
@@ -479,7 +498,9 @@ impl Directory {
         let object = format!("folder {}", self.path.display());
         let why = format!("cannot {what}: {error}");
         let cure = match error.kind() {
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "give the agent's user write access to it",
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                "give the agent's user write access to it"
+            }
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
                 "make the folder, or correct secrets.path"
             }
@@ -540,4 +561,3 @@ fn changed(name: &str, why: &str) -> StoreError {
         why: format!("{why}; it is read again"),
     }
 }
-

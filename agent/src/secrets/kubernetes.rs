@@ -7,8 +7,8 @@ use llm_access_k8s::{Error, Secrets};
 use uuid::Uuid;
 
 use super::{
-    AGENT, Connection, Created, Draft, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError,
-    Version, owner_label,
+    AGENT, Connection, Created, Draft, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot,
+    StoreError, Version, owner_label,
 };
 use crate::config::ChatNamespaces;
 

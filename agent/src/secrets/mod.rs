@@ -228,7 +228,10 @@ impl Connection {
     fn fault(&self) -> Option<String> {
         // Open WebUI splits keys and addresses at semicolons, an env file at line ends.
         let unfit = |text: &str| {
-            text.is_empty() || text.chars().any(|c| c.is_control() || c.is_whitespace() || c == ';')
+            text.is_empty()
+                || text
+                    .chars()
+                    .any(|c| c.is_control() || c.is_whitespace() || c == ';')
         };
         if !is_dns_label(&self.name) {
             return Some(format!("{:?} is no legal name for a Secret", self.name));
@@ -606,7 +609,10 @@ impl Draft {
             (SLOT, connection.slot.as_str().to_owned()),
         ];
         let mut annotations = vec![
-            (KEY_SHA256, sha256(connection.key.expose_secret().as_bytes())),
+            (
+                KEY_SHA256,
+                sha256(connection.key.expose_secret().as_bytes()),
+            ),
             (ALIAS, connection.alias.clone()),
             (NUMBER, connection.number.to_string()),
             (STATE, connection.state.as_str().to_owned()),
@@ -677,7 +683,8 @@ impl Record {
                 .map(String::as_str)
                 .filter(|value| !value.is_empty())
         };
-        let required = |key: &str| annotation(key).ok_or_else(|| format!("annotation {key} is missing"));
+        let required =
+            |key: &str| annotation(key).ok_or_else(|| format!("annotation {key} is missing"));
         let optional = |key: &str| match annotation(key) {
             None => Ok(None),
             Some(_) => self.uuid(&self.annotations, key).map(Some),
@@ -709,18 +716,27 @@ impl Record {
     /// The key that we stored, proven by its digest. One that somebody else put there is never taken over: whoever may write
     /// Secrets could choose the key of a project then.
     fn key(&self, slot: Slot, digest: &str) -> Result<SecretString, String> {
-        let values = slot.key_variables().iter().filter_map(|name| self.data.get(*name));
+        let values = slot
+            .key_variables()
+            .iter()
+            .filter_map(|name| self.data.get(*name));
         for value in values {
             if sha256(value.expose_secret().as_bytes()) == digest {
                 return Ok(value.clone());
             }
         }
         let first = slot.key_variables().first().copied().unwrap_or_default();
-        Err(match self.data.get(first).map(|value| value.expose_secret().is_empty()) {
-            None => format!("variable {first} is missing"),
-            Some(true) => format!("variable {first} is empty"),
-            Some(false) => format!("variable {first} does not hold the key that was stored"),
-        })
+        Err(
+            match self
+                .data
+                .get(first)
+                .map(|value| value.expose_secret().is_empty())
+            {
+                None => format!("variable {first} is missing"),
+                Some(true) => format!("variable {first} is empty"),
+                Some(false) => format!("variable {first} does not hold the key that was stored"),
+            },
+        )
     }
 
     fn uuid(&self, from: &BTreeMap<String, String>, key: &str) -> Result<Uuid, String> {
@@ -735,8 +751,14 @@ impl Record {
                 .is_some_and(|stored| stored.expose_secret() == value.expose_secret())
         };
         draft.data.iter().all(|(key, value)| same(key, value))
-            && draft.labels.iter().all(|(key, value)| self.labels.get(key) == Some(value))
-            && draft.annotations.iter().all(|(key, value)| self.annotations.get(key) == Some(value))
+            && draft
+                .labels
+                .iter()
+                .all(|(key, value)| self.labels.get(key) == Some(value))
+            && draft
+                .annotations
+                .iter()
+                .all(|(key, value)| self.annotations.get(key) == Some(value))
             && self
                 .owned
                 .iter()
