@@ -251,7 +251,7 @@ async fn a_create_never_overwrites_and_a_foreign_thing_is_left_alone() {
         let wanted = connection(Slot::Project);
         match &world.place {
             Place::Folder(_) => {
-                fs::write(world.path(&wanted.name), "OPENAI_API_KEY=theirs\n").unwrap()
+                fs::write(world.path(&wanted.name), "OPENAI_API_KEY=theirs\n").unwrap();
             }
             Place::Cluster(kube) => kube.edit_as("helm", "keys", &wanted.name, |edit| {
                 edit.data
