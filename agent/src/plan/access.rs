@@ -15,6 +15,9 @@ use crate::secrets::{Broken, Connection, Listed, SecretState, Slot, Stored, secr
 /// One calendar month: the gateway resets the spend counter on the first.
 const BUDGET_DURATION: &str = "1mo";
 
+/// The name under which customers see the gateway's address, as an endpoint or in the report.
+pub(crate) const API: &str = "OpenAI API";
+
 /// How often the agent restores its mark on one team within an hour before it says that somebody else writes there too.
 const MARK_REPAIRS: u32 = 2;
 
@@ -277,7 +280,7 @@ fn plan_waldur(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Cho
 
 /// Our two endpoints beside whatever others there are.
 fn endpoints(rules: &Rules<'_>, seen: &[Endpoint]) -> Vec<Endpoint> {
-    let mut wanted = vec![Endpoint { name: "OpenAI API".into(), url: v1(rules.public_url) }];
+    let mut wanted = vec![Endpoint { name: API.into(), url: v1(rules.public_url) }];
     wanted.extend(rules.webui_url.map(|url| Endpoint { name: "Chat".into(), url: url.as_str().trim_end_matches('/').into() }));
     let mut merged = seen.to_vec();
     for endpoint in wanted {
@@ -294,7 +297,7 @@ fn report(rules: &Rules<'_>, wanted: &Access, models: &Models, key: Option<&Stor
     let section = |header: &str, body: String| ReportSection { header: header.into(), body };
     let currency = &rules.offering.currency;
     let budget = wanted.limits.max_budget.map_or_else(|| "no limit".into(), |b| format!("{b} {currency} per calendar month, counted anew on the 1st (UTC)"));
-    let mut sections = vec![section("OpenAI API", v1(rules.public_url))];
+    let mut sections = vec![section(API, v1(rules.public_url))];
     sections.extend(rules.webui_url.map(|url| section("Chat", url.as_str().trim_end_matches('/').into())));
     sections.push(section("Models", if models.is_none() { "none".into() } else { models.as_slice().join(", ") }));
     sections.push(section("Budget", budget));

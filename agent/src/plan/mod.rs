@@ -20,6 +20,7 @@ use crate::config::OfferingConfig;
 use crate::domain::{KeyAlias, Mark, TeamLimits};
 use crate::secrets::{Broken, Connection, Listed, Slot, Stored};
 
+pub(crate) use access::API;
 pub use access::{plan_access, wanted_access};
 pub use evaluate::{Verdict, evaluate};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
