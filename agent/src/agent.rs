@@ -70,6 +70,8 @@ pub(crate) struct Memory {
     pub(crate) readings: HashMap<Uuid, (Timestamp, String)>,
     /// Termination orders whose usage is reported.
     pub(crate) billed: HashSet<Uuid>,
+    /// Erred orders that something else was ordered after.
+    pub(crate) passed: HashSet<Uuid>,
     /// Where the next pass goes on asking about things without a living resource.
     pub(crate) orphan_cursor: usize,
     /// How often an order was taken up again after it erred.

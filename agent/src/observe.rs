@@ -144,6 +144,8 @@ pub struct World {
     pub nameless: Vec<crate::secrets::Broken>,
     /// The keys Waldur knows, by resource, for offerings that have such a thing.
     pub api_keys: BTreeMap<Uuid, Vec<ApiKey>>,
+    /// Erred orders of our offerings.
+    pub erred_orders: Vec<waldur_client::Order>,
     /// The offerings for which `api_keys` was read.
     pub with_api_keys: Vec<Uuid>,
 }

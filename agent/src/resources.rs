@@ -14,7 +14,7 @@ use crate::features::Feature;
 use crate::gate::Peer;
 use crate::observe::{Depth, World};
 use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
-use crate::plan::{Action, Obstacle, plan_access, plan_orphan, wanted_access};
+use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access};
 
 /// Conditions of a resource that the slow beat raises and clears.
 const DRIFT_CONDITIONS: [&str; 6] = ["foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "two-writers"];
@@ -35,7 +35,12 @@ pub struct Drift {
     pub orphans: Vec<Uuid>,
     /// Resources of ours that Waldur does not show at all.
     pub lost: Vec<Uuid>,
+    /// Orders, with their resources, that Waldur erred by itself while they were approved.
+    pub tripped: Vec<(Uuid, Uuid)>,
 }
+
+/// How a Waldur of the first generation says that its own plugin was in the wrong state for an order that we approved.
+const TRIPPED: &str = "Can't switch from state";
 
 /// The states of resources that have not ended.
 const LIVING: [ResourceState; 5] = [ResourceState::Creating, ResourceState::Ok, ResourceState::Erred, ResourceState::Updating, ResourceState::Terminating];
@@ -81,6 +86,9 @@ impl Agent {
         for id in &drift.orphans {
             self.begin_removal(*id);
         }
+        for (order, resource) in &drift.tripped {
+            self.begin_retake(*order, *resource);
+        }
         Ok(drift)
     }
 
@@ -107,7 +115,14 @@ impl Agent {
                 }
             }
         }
+        for offering in &self.config.offerings {
+            world.erred_orders.extend(self.waldur.orders(offering.uuid, &[OrderState::Erred]).await?);
+        }
         self.note_answer(Peer::Waldur);
+        // A report in the place of endpoints tells a fresh process what an earlier one learnt.
+        if self.features.known(Feature::Endpoints).is_none() && world.resources.values().any(|(_, resource)| reported_instead(resource)) {
+            self.features.learn(Feature::Endpoints, false);
+        }
         for team in self.gateway.teams().await? {
             world.teams.insert(team.team_id.clone(), team);
         }
@@ -166,8 +181,45 @@ impl Agent {
                 }
             }
         }
+        drift.tripped = self.find_tripped(world);
         self.find_orphans(world, &mut drift).await?;
         Ok(drift)
+    }
+
+    /// Orders that were erred while they were approved, though nothing is wrong with their resource. The turn that approved
+    /// them takes them up again at once; this finds them after a crash in between.
+    fn find_tripped(&self, world: &World) -> Vec<(Uuid, Uuid)> {
+        let memory = self.memory();
+        let fine = |id: &Uuid| world.resources.get(id).is_some_and(|(_, resource)| resource.state == ResourceState::Ok);
+        let tripped = world.erred_orders.iter().filter(|order| order.kind != OrderKind::Create && order.error_message.contains(TRIPPED));
+        tripped.filter(|order| !memory.passed.contains(&order.uuid)).filter_map(|order| Some((order.uuid, order.resource.filter(fine)?))).collect()
+    }
+
+    fn begin_retake(&self, order: Uuid, resource: Uuid) {
+        let Some(busy) = self.schedule.take(resource) else { return };
+        let agent = self.clone();
+        let span = tracing::info_span!("retake", order = %order.simple(), resource = %resource.simple());
+        let work = async move {
+            let _busy = busy;
+            let Ok(_worker) = agent.workers.clone().acquire_owned().await else { return };
+            let retaken = async {
+                let orders = agent.waldur.orders_of_resource(resource, &[]).await?;
+                let last = orders.iter().max_by_key(|order| (order.created, order.uuid));
+                if last.is_some_and(|last| last.uuid == order && last.state == OrderState::Erred) {
+                    agent.take_up_again(order).await?;
+                    tracing::info!("an order that Waldur erred while it was approved is taken up again");
+                } else {
+                    // Something was ordered after it: it is history.
+                    agent.memory().passed.insert(order);
+                }
+                Ok::<(), Failure>(())
+            };
+            if let Err(failure) = retaken.await {
+                agent.note_failure(&failure);
+                tracing::warn!("an order that Waldur erred while it was approved cannot be taken up again yet: {failure}");
+            }
+        };
+        self.tasks.spawn(work.instrument(span));
     }
 
     /// What carries our mark but belongs to no living resource. Each is asked for by itself: only what Waldur shows as ended
@@ -369,6 +421,11 @@ impl Agent {
             tracing::warn!("work in flight did not end within {grace:?}; the next start goes on where it stopped");
         }
     }
+}
+
+/// Whether the address that endpoints would show is in a report.
+fn reported_instead(resource: &Resource) -> bool {
+    resource.report.iter().any(|section| section.header == API) && !resource.endpoints.iter().any(|endpoint| endpoint.name == API)
 }
 
 /// The loops of the agent.

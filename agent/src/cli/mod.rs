@@ -1,7 +1,7 @@
 //! The commands.
 
 mod check;
-mod commands;
+pub mod commands;
 mod print;
 
 use std::path::PathBuf;
