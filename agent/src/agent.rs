@@ -53,6 +53,8 @@ pub struct Inner {
     pub workers: Arc<Semaphore>,
     /// The work in flight.
     pub tasks: TaskTracker,
+    /// Whether this replica may act; set by whoever holds the Lease.
+    pub leading: std::sync::atomic::AtomicBool,
     /// Progress of the loops.
     pub progress: crate::http::Progress,
     memory: Mutex<Memory>,
@@ -177,7 +179,7 @@ impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         let (peer, message) = (Peer::Secrets, error.to_string());
         match error {
-            StoreError::Transient { .. } => Self::Transient { peer, message, retry_after: None, unreachable: false },
+            StoreError::Transient { retry_after, .. } => Self::Transient { peer, message, retry_after, unreachable: false },
             StoreError::Denied { .. } => Self::Credential { peer, message },
             StoreError::Conflict { .. } => Self::Conflict { message },
             StoreError::Foreign { name } => Self::Blocked(Obstacle::ForeignSecret { name }),
@@ -259,6 +261,7 @@ impl Agent {
             schedule: Schedule::new(clock.clone(), config.backoff.clone()),
             workers: Arc::new(Semaphore::new(config.concurrency.orders.max(1))),
             tasks: TaskTracker::new(),
+            leading: true.into(),
             progress: crate::http::Progress::new(clock.clone()),
             memory: Mutex::default(),
             waldur,
@@ -363,6 +366,17 @@ impl Agent {
         self.gates.closed().into_iter().filter(|peer| *peer != Peer::Waldur).collect()
     }
 
+    /// Whether this replica may act.
+    #[must_use]
+    pub fn is_leading(&self) -> bool {
+        self.leading.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Asked before every write: another replica may have taken over since the last look.
+    pub(crate) fn must_lead(&self) -> Result<(), Failure> {
+        if self.is_leading() { Ok(()) } else { Err(Failure::Conflict { message: "the Lease was lost; another replica goes on".into() }) }
+    }
+
     /// Waits until everything in flight has ended.
     pub async fn settle(&self) {
         self.tasks.close();
@@ -380,21 +394,29 @@ impl Agent {
 async fn secret_store(config: &Config) -> Result<SecretStore, BuildError> {
     match &config.secrets {
         SecretsConfig::Directory { path } => Directory::new(path.clone(), &config.owner).map(SecretStore::Directory).map_err(|e| BuildError::Secrets(e.to_string())),
-        SecretsConfig::Kubernetes { kubeconfig, context, api_url, chat, key_namespace } => {
-            let api = llm_access_k8s::Secrets::connect(llm_access_k8s::Settings {
-                kubeconfig: kubeconfig.clone(),
-                context: context.clone(),
-                api_url: api_url.clone(),
-                timeout: Duration::from_secs(15),
-                user_agent: USER_AGENT.into(),
-                field_manager: crate::domain::MANAGED_BY.into(),
-            })
-            .await
-            .map_err(|e| BuildError::Secrets(e.to_string()))?;
+        SecretsConfig::Kubernetes { chat, key_namespace, .. } => {
+            let api = kubernetes_api(config).await?.ok_or_else(|| BuildError::Secrets("no cluster is configured".into()))?;
             let namespaces = Namespaces { chat: chat.clone(), keys: key_namespace.clone() };
             Ok(SecretStore::Kubernetes(Kubernetes::new(api, &config.owner, namespaces)))
         }
     }
+}
+
+/// The cluster, where Secrets are kept in one.
+///
+/// # Errors
+/// A cluster that cannot be used.
+pub async fn kubernetes_api(config: &Config) -> Result<Option<llm_access_k8s::Secrets>, BuildError> {
+    let SecretsConfig::Kubernetes { kubeconfig, context, api_url, .. } = &config.secrets else { return Ok(None) };
+    let settings = llm_access_k8s::Settings {
+        kubeconfig: kubeconfig.clone(),
+        context: context.clone(),
+        api_url: api_url.clone(),
+        timeout: Duration::from_secs(15),
+        user_agent: USER_AGENT.into(),
+        field_manager: crate::domain::MANAGED_BY.into(),
+    };
+    llm_access_k8s::Secrets::connect(settings).await.map(Some).map_err(|e| BuildError::Secrets(e.to_string()))
 }
 
 fn ca_file(field: &'static str, path: Option<&Path>) -> Result<Option<Vec<u8>>, BuildError> {

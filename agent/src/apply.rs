@@ -15,6 +15,7 @@ impl Agent {
     /// Carries out `actions` in order and stops at the first that fails. What did happen is found by the next look.
     pub(crate) async fn apply(&self, resource: Uuid, actions: &[Action]) -> Result<(), Failure> {
         for action in actions {
+            self.must_lead()?;
             let outcome = self.apply_one(resource, action).await;
             match &outcome {
                 Ok(()) => {

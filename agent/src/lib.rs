@@ -15,6 +15,7 @@ pub mod domain;
 pub mod features;
 pub mod gate;
 pub mod http;
+pub mod lease;
 pub mod observe;
 pub mod orders;
 pub mod plan;

@@ -243,6 +243,7 @@ impl Agent {
             if now.state != OrderState::Executing {
                 return Ok(false);
             }
+            self.must_lead()?;
             self.waldur.set_order_erred(order.uuid, &message, &format!("reference {reference}")).await?;
             Ok::<bool, Failure>(true)
         };
@@ -301,6 +302,7 @@ impl Agent {
         };
         match verdict {
             Verdict::Approve => {
+                self.must_lead()?;
                 let answered = self.waldur.approve_order(order.uuid).await?;
                 tracing::info!("order approved");
                 if !answered && order.kind == OrderKind::Create {
@@ -321,6 +323,7 @@ impl Agent {
                 }
             }
             Verdict::Reject(comment) => {
+                self.must_lead()?;
                 self.waldur.reject_order(order.uuid, &comment).await?;
                 metrics::counter!("llm_access_orders_rejected_total").increment(1);
                 tracing::info!("order rejected: {comment}");
@@ -389,6 +392,7 @@ impl Agent {
         let now = self.waldur.order(order.uuid).await?;
         match now.state {
             OrderState::Executing => {
+                self.must_lead()?;
                 self.waldur.set_order_done(order.uuid).await?;
                 Ok(Turn::Done)
             }
@@ -451,6 +455,7 @@ impl Agent {
 
     /// How an erred order is taken up again on this server.
     pub(crate) async fn take_up_again(&self, order: Uuid) -> Result<(), Failure> {
+        self.must_lead()?;
         if self.features.worth_trying(Feature::Retry) {
             match self.waldur.retry_order(order).await {
                 Ok(()) => {

@@ -399,6 +399,7 @@ impl Agent {
             running.spawn(async move {
                 loop {
                     match which {
+                        _ if !agent.is_leading() => agent.progress.beat(which.as_str()),
                         Loop::Orders => drop(agent.order_beat().await),
                         Loop::Resources => drop(agent.resource_beat().await),
                     }

@@ -80,6 +80,7 @@ impl Agent {
             return self.note_unbilled(resource, month, "this Waldur takes no usage for a month that has ended").await;
         }
         let date = past.then(|| month.start());
+        self.must_lead()?;
         if let Err(error) = self.waldur.set_usage(resource.uuid, &usages, date).await {
             let failure = Failure::from(error);
             if matches!(failure, Failure::Refused { .. }) && self.refused_for_good(order, &failure) {

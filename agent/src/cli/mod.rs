@@ -181,7 +181,15 @@ async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
         only.iter().map(|name| match name { LoopName::Orders => Loop::Orders, LoopName::Resources => Loop::Resources }).collect()
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), owner = agent.config.owner, offerings = offerings(&agent.config), "llm-access-agent starts");
+    let lease = match crate::lease::elect(&agent).await {
+        Ok(lease) => lease,
+        Err(error) => return fail(EXIT_INPUT, &error.to_string()),
+    };
     agent.run(&loops, signalled(), grace).await;
+    if let Some(lease) = lease {
+        // Handed over at once, instead of when it would expire.
+        lease.release().await;
+    }
     tracing::info!("stopped");
     ExitCode::SUCCESS
 }
