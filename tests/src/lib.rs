@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::missing_panics_doc, reason = "this crate is test code")]
 
 pub mod checker;
+#[cfg(feature = "real")]
+pub mod real;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -89,8 +91,16 @@ impl World {
 
     /// A world with a chosen Secret store.
     pub async fn with_store(profile: Profile, store: Store) -> Self {
+        Self::in_time(profile, store, SimClock::at(start_time()), Clock::manual(start_time())).await
+    }
+
+    /// A world in real time, for agents that run as programs of their own.
+    pub async fn in_real_time(profile: Profile, store: Store) -> Self {
+        Self::in_time(profile, store, SimClock::real(), Clock::system()).await
+    }
+
+    async fn in_time(profile: Profile, store: Store, sim_clock: SimClock, clock: Clock) -> Self {
         rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
-        let sim_clock = SimClock::at(start_time());
         let faults = Faults::new();
         let waldur = Waldur::start(waldur::Options { profile, clock: sim_clock.clone(), faults: faults.clone(), listen: None }).await;
         let gateway = LiteLlm::start(litellm::Options { clock: sim_clock.clone(), faults: faults.clone(), listen: None }).await.unwrap();
@@ -105,7 +115,7 @@ impl World {
         waldur.set_models(offering, &["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "all"]);
         let project = waldur.add_project("Seabird Acoustics");
         let folder = tempfile::tempdir().unwrap();
-        let world = Self { clock: Clock::manual(start_time()), sim_clock, faults, waldur, gateway, kube, offering, project, store, owner: "icarus".into(), folder };
+        let world = Self { clock, sim_clock, faults, waldur, gateway, kube, offering, project, store, owner: "icarus".into(), folder };
         world.write("waldur-token", &world.waldur.agent_token());
         world.write("gateway-key", &world.gateway.master_key());
         world.write("catalogue.yml", &catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]));
