@@ -340,7 +340,9 @@ fn draft(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slot: Slot, models
         .secrets
         .iter()
         .flat_map(|listed| &listed.stored)
-        .map(|s| KeyAlias { resource, slot: s.connection.slot, number: s.connection.number }.to_string())
+        .map(|s| (Some(s.connection.slot), Some(s.connection.number)))
+        .chain(seen.secrets.iter().flat_map(|listed| &listed.broken).map(|b| (b.slot, b.number)))
+        .filter_map(|(slot, number)| Some(KeyAlias { resource, slot: slot?, number: number? }.to_string()))
         .collect();
     let taken = known.chain(live).chain(seen.retired_aliases.iter().map(String::as_str)).chain(stored.iter().map(String::as_str));
     SecretDraft {

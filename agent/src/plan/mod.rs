@@ -5,6 +5,9 @@ mod evaluate;
 mod removal;
 mod usage;
 
+#[cfg(test)]
+mod laws;
+
 use std::fmt;
 
 use jiff::Timestamp;
@@ -114,6 +117,8 @@ pub enum Obstacle {
         /// Its name.
         name: String,
     },
+    /// Somebody else set a variable of a Secret of ours, under another field manager.
+    TakenSecret(String),
     /// The limits in Waldur cannot be served.
     Limits(String),
     /// Nothing says which models are meant, and there is no team to keep.
@@ -134,6 +139,7 @@ impl Obstacle {
             Self::ForeignBackend { .. } => "foreign-backend-id",
             Self::ForeignTeam { .. } => "foreign-team",
             Self::ForeignSecret { .. } => "foreign-secret",
+            Self::TakenSecret(_) => "taken-secret",
             Self::Limits(_) => "limits-not-servable",
             Self::NoModels => "no-models",
         }
@@ -159,6 +165,7 @@ impl fmt::Display for Obstacle {
             Self::ForeignSecret { name } => {
                 write!(f, "a Secret {name} exists and is not managed by this agent; move it away or give it our labels")
             }
+            Self::TakenSecret(problem) => f.write_str(problem),
             Self::Limits(problem) => write!(f, "the limits cannot be served: {problem}"),
             Self::NoModels => f.write_str("nothing says which models are meant: set the option `models` of the resource"),
         }

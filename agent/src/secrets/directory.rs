@@ -40,6 +40,7 @@ pub struct Directory {
 
 /// The version of a file, and what a change of it has to keep.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(Default))]
 pub(super) struct Version {
     /// Digest of the whole content: also a change by hand shows.
     digest: String,

@@ -212,17 +212,19 @@ impl From<Error> for StoreError {
                 why,
                 managers,
             } => {
-                let cure = if managers.is_empty() {
-                    "it is read again".to_owned()
-                } else {
-                    format!(
+                if managers.is_empty() {
+                    return Self::Conflict {
+                        object: what,
+                        why: format!("{why}; it is read again"),
+                    };
+                }
+                Self::Taken {
+                    object: what,
+                    why,
+                    cure: format!(
                         "undo the change made by {}, or delete the Secret: the agent then makes it anew with a new key",
                         managers.join(", ")
-                    )
-                };
-                Self::Conflict {
-                    object: what,
-                    why: format!("{why}; {cure}"),
+                    ),
                 }
             }
             Error::Invalid { what, why } => Self::Invalid { object: what, why },

@@ -316,6 +316,14 @@ enum Version {
     Kubernetes(Box<llm_access_k8s::Stored>),
 }
 
+#[cfg(test)]
+impl Stored {
+    /// A Secret that was never read from anywhere, for the planner's tests.
+    pub(crate) fn imagined(connection: Connection, complete: bool, created: Option<Timestamp>) -> Self {
+        Self { connection, complete, created, version: Version::File(directory::Version::default()) }
+    }
+}
+
 /// Why a Secret could not be read or written. Never holds a value.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
@@ -346,6 +354,16 @@ pub enum StoreError {
         object: String,
         /// Who or what changed.
         why: String,
+    },
+    /// Another field manager owns what we want to change, and only people can say whose word counts.
+    #[error("{object}: {why}; {cure}")]
+    Taken {
+        /// The Secret.
+        object: String,
+        /// Who owns which field.
+        why: String,
+        /// What to do.
+        cure: String,
     },
     /// Something that is not ours bears this name.
     #[error("Secret {name} exists and is not managed by this agent; remove or rename it")]
@@ -415,7 +433,7 @@ impl SecretStore {
     /// Brings a Secret up to date under the name it has. No call when nothing differs.
     ///
     /// # Errors
-    /// `Conflict` when somebody wrote since it was read, or another field manager owns one of our variables.
+    /// `Conflict` when somebody wrote since it was read, `Taken` when another field manager owns one of our variables.
     pub async fn update(&self, stored: &Stored, connection: &Connection) -> Result<(), StoreError> {
         let connection = renamed(connection, &stored.connection.name);
         sound(&connection)?;

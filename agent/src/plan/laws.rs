@@ -1,0 +1,446 @@
+//! Laws of the planner, on random worlds: it converges and then plans nothing; it never touches what is not ours; the order
+//! in which things were listed does not matter; an end ends.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use litellm_client::{Change, Key, Team, key_hash};
+use proptest::prelude::*;
+use rust_decimal::Decimal;
+use secrecy::SecretString;
+use serde_json::{Map, Value, json};
+use url::Url;
+use uuid::Uuid;
+use waldur_client::{ApiKey, Resource, ResourceState};
+
+use super::*;
+use crate::config::{self, OfferingConfig};
+use crate::domain::{KeyAlias, team_id};
+use crate::secrets::{SecretState, Stored};
+
+const RESOURCE: Uuid = Uuid::from_u128(0x1f2e_3d4c_5b6a_4798_8990_a1b2_c3d4_e5f6);
+const OFFERING: Uuid = Uuid::from_u128(0x0d9a_1e3b_0000_4a2b_9f11_0000_0000_0042);
+const MODELS: [&str; 4] = ["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "gone-1b"];
+const OWNER: &str = "icarus";
+
+fn offering() -> OfferingConfig {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yml");
+    let text = format!(
+        "owner: {OWNER}\nwaldur: {{api_url: 'http://127.0.0.1:1/api/', token_file: /t}}\ngateway: {{url: 'http://127.0.0.1:2', public_url: 'https://llm.example.org', key_file: /k}}\n\
+         catalogue: {{file: /c}}\nsecrets: {{store: directory, path: /s}}\nofferings:\n  - uuid: {OFFERING}\n    always_include: [embed]\n    limits: {{allow_unlimited: true}}\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    config::load(Some(&file), &[]).unwrap().config.offerings.remove(0)
+}
+
+fn catalogue() -> Catalogue {
+    crate::catalogue::parse(
+        "inference_models:\n  - {name: k, served_name: kestrel-8b}\n  - {name: h, served_name: heron-70b}\n  - {name: q, served_name: qwen2.5-0.5b}\n  - {name: e, served_name: embed, runtime: tei}\n",
+        "catalogue.yml",
+    )
+    .unwrap()
+}
+
+struct Site {
+    offering: OfferingConfig,
+    catalogue: Catalogue,
+    public: Url,
+    internal: Url,
+}
+
+impl Site {
+    fn new() -> Self {
+        Self { offering: offering(), catalogue: catalogue(), public: "https://llm.example.org".parse().unwrap(), internal: "http://litellm:4000".parse().unwrap() }
+    }
+    fn rules(&self, custom_keys: bool, endpoints: bool, project_key: bool) -> Rules<'_> {
+        Rules {
+            owner: OWNER,
+            offering: &self.offering,
+            catalogue: &self.catalogue,
+            public_url: &self.public,
+            internal_url: &self.internal,
+            webui_url: None,
+            endpoints,
+            custom_keys,
+            project_key,
+        }
+    }
+}
+
+/// A pure stand-in for the peers: what each action leaves behind.
+#[derive(Clone, Debug)]
+struct Peers {
+    seen: Observed,
+    minted: u32,
+    foreign_writes: Vec<String>,
+}
+
+fn secret(n: u32) -> SecretString {
+    format!("sk-test-{n:08}").into()
+}
+
+impl Peers {
+    fn stored(&mut self) -> &mut Vec<Stored> {
+        &mut self.seen.secrets.get_or_insert_default().stored
+    }
+
+    fn connection(draft: &SecretDraft, key: SecretString) -> Connection {
+        Connection {
+            slot: draft.alias.slot,
+            resource: RESOURCE,
+            offering: draft.offering,
+            project: draft.project,
+            name: draft.name.clone(),
+            alias: draft.alias.to_string(),
+            number: draft.alias.number,
+            state: SecretState::Pending,
+            key,
+            base_url: draft.base_url.clone(),
+            models: draft.models.clone(),
+            embedder: draft.embedder.clone(),
+            order: draft.order,
+        }
+    }
+
+    fn live(&mut self, key: &SecretString, alias: &KeyAlias, metadata: &Map<String, Value>) {
+        let hash = key_hash(key);
+        assert!(self.seen.keys.iter().all(|k| k.alias.as_deref() != Some(&alias.to_string())), "the alias {alias} is taken");
+        self.seen.keys.push(Key { hash, alias: Some(alias.to_string()), team_id: Some(team_id(RESOURCE)), metadata: metadata.clone(), ..Key::default() });
+    }
+
+    fn apply(&mut self, action: &Action) {
+        match action {
+            Action::StoreSecret(draft) | Action::ReplaceSecret { draft, .. } => {
+                if !self.seen.secrets.iter().flat_map(|l| &l.stored).any(|s| s.connection.name == draft.name) {
+                    self.minted += 1;
+                    let key = secret(self.minted);
+                    self.stored().push(Stored::imagined(Self::connection(draft, key), true, None));
+                }
+            }
+            Action::CreateTeam(new) => {
+                assert!(self.seen.team.is_none());
+                self.seen.team = Some(Team {
+                    team_id: new.team_id.clone(),
+                    alias: Some(new.team_alias.clone()),
+                    models: new.models.as_slice().to_vec(),
+                    max_budget: new.max_budget,
+                    budget_duration: new.budget_duration.clone(),
+                    tpm_limit: new.tpm_limit,
+                    rpm_limit: new.rpm_limit,
+                    blocked: new.blocked,
+                    metadata: new.metadata.clone(),
+                    ..Team::default()
+                });
+            }
+            Action::UpdateTeam { patch, .. } => {
+                let team = self.seen.team.as_mut().expect("a team to update");
+                fn set<T: Clone>(to: &mut Option<T>, change: &Change<T>) {
+                    match change {
+                        Change::Keep => {}
+                        Change::Clear => *to = None,
+                        Change::Set(value) => *to = Some(value.clone()),
+                    }
+                }
+                set(&mut team.max_budget, &patch.max_budget);
+                set(&mut team.budget_duration, &patch.budget_duration);
+                set(&mut team.tpm_limit, &patch.tpm_limit);
+                set(&mut team.rpm_limit, &patch.rpm_limit);
+                if let Some(models) = &patch.models {
+                    team.models = models.as_slice().to_vec();
+                }
+                team.blocked = patch.blocked.unwrap_or(team.blocked);
+                if let Some(metadata) = &patch.metadata {
+                    team.metadata = metadata.clone();
+                }
+            }
+            Action::SetBackendId(id) => self.seen.resource.backend_id = id.clone(),
+            Action::RegisterKey { alias, key, metadata } => {
+                let stored = self.seen.secrets.iter().flat_map(|l| &l.stored).any(|s| key_hash(&s.connection.key) == key_hash(key));
+                assert!(stored, "a key is registered that no Secret holds");
+                let (alias, key, metadata) = (alias.clone(), key.clone(), metadata.clone());
+                self.live(&key, &alias, &metadata);
+            }
+            Action::MintKey { draft, base, metadata } => {
+                self.minted += 1;
+                let key = secret(self.minted);
+                self.live(&key, &draft.alias, metadata);
+                let mut connection = Self::connection(draft, key);
+                if let Some(base) = base {
+                    connection.name = base.connection.name.clone();
+                    let name = base.connection.name.clone();
+                    self.stored().retain(|s| s.connection.name != name);
+                }
+                self.stored().push(Stored::imagined(connection, true, None));
+            }
+            Action::DeleteKey { hash, .. } => {
+                let ours = |key: &Key| Mark::owner_of(&key.metadata) == Some(OWNER);
+                let foreign: Vec<String> = self.seen.keys.iter().filter(|k| k.hash == *hash && !ours(k)).map(|k| k.hash.clone()).collect();
+                self.foreign_writes.extend(foreign);
+                self.seen.keys.retain(|key| key.hash != *hash);
+            }
+            Action::ReportApiKey { alias, .. } => {
+                let known = self.seen.api_keys.as_mut().expect("a server with keys");
+                assert!(known.iter().all(|key| key.client_id != alias.to_string()), "{alias} is told twice");
+                known.push(ApiKey { client_id: alias.to_string(), resource: Some(RESOURCE), ..ApiKey::default() });
+            }
+            Action::SetEndpoints(endpoints) => self.seen.resource.endpoints.clone_from(endpoints),
+            Action::SubmitReport(report) => self.seen.resource.report.clone_from(report),
+            Action::SetBackendMetadata(metadata) => self.seen.resource.backend_metadata.clone_from(metadata),
+            Action::VerifyKey { alias, .. } => {
+                assert!(self.seen.keys.iter().any(|key| key.alias.as_deref() == Some(&alias.to_string())), "{alias} is verified before it lives");
+            }
+            Action::UpdateSecret { base, connection } => {
+                let name = base.connection.name.clone();
+                let created = base.created;
+                self.stored().retain(|s| s.connection.name != name);
+                self.stored().push(Stored::imagined((**connection).clone(), true, created));
+            }
+            Action::DeleteSecret(stored) => {
+                let name = stored.connection.name.clone();
+                self.stored().retain(|s| s.connection.name != name);
+            }
+            Action::DeleteBrokenSecret(_) => unreachable!("no broken Secrets in these worlds"),
+            Action::DeleteTeam(_) => {
+                self.seen.team = None;
+                self.seen.keys.clear();
+            }
+        }
+    }
+}
+
+prop_compose! {
+    fn limits()(budget in proptest::option::of(0_u32..200), tpm in proptest::option::of(1_u64..5000), rpm in proptest::option::of(1_u64..500)) -> TeamLimits {
+        TeamLimits { max_budget: budget.map(Decimal::from), tpm_limit: tpm, rpm_limit: rpm }
+    }
+}
+
+fn names() -> impl Strategy<Value = BTreeSet<String>> {
+    proptest::collection::btree_set(proptest::sample::select(&MODELS[..]).prop_map(str::to_owned), 0..4)
+}
+
+fn mark(owner: &str) -> Mark {
+    Mark { owner: owner.into(), offering: OFFERING, resource: RESOURCE, project: None, customer: None }
+}
+
+prop_compose! {
+    fn a_team()(limits in limits(), models in names(), blocked: bool, marked in 0..3_u8, duration in proptest::option::of(proptest::sample::select(&["1mo", "30d", "7d"][..])), foreign: bool, ending: bool) -> Team {
+        let mut metadata = if marked > 0 { mark(OWNER).entries() } else { Map::new() };
+        if foreign {
+            metadata.insert("cost_centre".into(), json!("77"));
+        }
+        if ending {
+            metadata.insert(TERMINATING_SINCE.into(), json!("2026-11-01T00:00:00Z"));
+        }
+        Team { team_id: team_id(RESOURCE), models: models.into_iter().collect(), max_budget: limits.max_budget, tpm_limit: limits.tpm_limit, rpm_limit: limits.rpm_limit,
+            budget_duration: duration.map(str::to_owned), blocked, metadata, ..Team::default() }
+    }
+}
+
+prop_compose! {
+    /// A Secret, with its key alive at the gateway or not.
+    fn a_secret()(project: bool, number in 1_u32..4, n in 1_u32..1000, ready: bool, complete: bool, live: bool, name in 0..2_u8, models in names(), created in 0_i64..3) -> (Stored, bool) {
+        let slot = if project { Slot::Project } else { Slot::Chat };
+        let connection = Connection {
+            slot, resource: RESOURCE, offering: OFFERING, project: None,
+            name: format!("{}-{name}", slot.as_str()), alias: KeyAlias { resource: RESOURCE, slot, number }.to_string(), number,
+            state: if ready { SecretState::Ready } else { SecretState::Pending },
+            key: format!("sk-old-{n:08}").into(), base_url: "https://old.example.org/v1".into(), models: models.into_iter().collect(), embedder: None, order: None,
+        };
+        (Stored::imagined(connection, complete, Timestamp::from_second(created).ok()), live)
+    }
+}
+
+prop_compose! {
+    fn a_world()(
+        team in proptest::option::of(a_team()),
+        secrets in proptest::collection::vec(a_secret(), 0..5),
+        stray in proptest::collection::vec((0..3_u8, 1_u32..4, any::<bool>(), any::<bool>()), 0..4),
+        told in proptest::option::of(proptest::collection::vec(1_u32..4, 0..2)),
+        has_backend_id: bool, paused: bool, unread: bool,
+    ) -> Peers {
+        let mut keys: Vec<Key> = Vec::new();
+        let mut stored: Vec<Stored> = Vec::new();
+        for (secret, live) in secrets {
+            if stored.iter().any(|s| s.connection.name == secret.connection.name || s.connection.alias == secret.connection.alias) {
+                continue;
+            }
+            if live && team.is_some() {
+                let mut metadata = mark(OWNER).entries();
+                metadata.insert("slot".into(), json!(secret.connection.slot.as_str()));
+                keys.push(Key { hash: key_hash(&secret.connection.key), alias: Some(secret.connection.alias.clone()), team_id: Some(team_id(RESOURCE)), metadata, ..Key::default() });
+            }
+            stored.push(secret);
+        }
+        for (i, (whose, number, project, aliased)) in stray.into_iter().enumerate() {
+            let slot = if project { Slot::Project } else { Slot::Chat };
+            let alias = KeyAlias { resource: RESOURCE, slot, number }.to_string();
+            let (alias, metadata) = match whose {
+                0 => (alias, mark(OWNER).entries()),
+                1 => (format!("hand-made-{i}"), Map::new()),
+                _ => (format!("other-{i}"), mark("daedalus").entries()),
+            };
+            if team.is_some() && keys.iter().all(|k| k.alias.as_deref() != Some(&alias)) {
+                keys.push(Key { hash: format!("{i:064}"), alias: aliased.then_some(alias), team_id: Some(team_id(RESOURCE)), metadata, ..Key::default() });
+            }
+        }
+        let marked = team.as_ref().is_none_or(|team| Mark::owner_of(&team.metadata).is_some());
+        let resource = Resource {
+            uuid: RESOURCE, state: ResourceState::Ok, slug: "aurora-llm".into(), paused, offering: Some(OFFERING),
+            // A team without a mark is ours only through the backend_id.
+            backend_id: if has_backend_id || !marked { team_id(RESOURCE) } else { String::new() },
+            ..Resource::default()
+        };
+        let api_keys = told.map(|numbers| numbers.into_iter().collect::<BTreeSet<_>>().into_iter().map(|number| ApiKey { client_id: KeyAlias { resource: RESOURCE, slot: Slot::Project, number }.to_string(), resource: Some(RESOURCE), ..ApiKey::default() }).collect());
+        let secrets = (!unread || !stored.is_empty()).then_some(Listed { stored, broken: Vec::new() });
+        Peers { seen: Observed { resource, team, keys, retired_aliases: Vec::new(), secrets, api_keys, mark_repairs: 0 }, minted: 0, foreign_writes: Vec::new() }
+    }
+}
+
+fn access(limits: &TeamLimits, models: &BTreeSet<String>, blocked: bool) -> Access {
+    Access { mark: mark(OWNER), limits: limits.clone(), models: Some(models.clone()), blocked, order: None, key_in_report: false }
+}
+
+fn lines(actions: &[Action]) -> Vec<String> {
+    actions.iter().map(ToString::to_string).collect()
+}
+
+/// Applies plans until nothing is left; how many it took.
+fn converge(peers: &mut Peers, rules: &Rules<'_>, wanted: &Access) -> usize {
+    for round in 0..8 {
+        let plan = plan_access(rules, wanted, &peers.seen).expect("nothing foreign in the way");
+        if plan.is_empty() && peers.seen.secrets.is_some() {
+            return round;
+        }
+        peers.seen.secrets.get_or_insert_default();
+        for action in &plan {
+            peers.apply(action);
+        }
+    }
+    panic!("no rest after eight rounds: {:?}", lines(&plan_access(rules, wanted, &peers.seen).unwrap()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_converges_then_plans_nothing_and_touches_nothing_foreign(
+        mut peers in a_world(), limits in limits(), models in names(), blocked: bool, custom: bool, endpoints: bool, project_key: bool,
+    ) {
+        let site = Site::new();
+        let rules = site.rules(custom, endpoints, project_key);
+        let wanted = access(&limits, &models, blocked);
+        let foreign: BTreeSet<String> = peers.seen.keys.iter().filter(|k| Mark::owner_of(&k.metadata) != Some(OWNER)).map(|k| k.hash.clone()).collect();
+        let kept_entry = peers.seen.team.as_ref().and_then(|t| t.metadata.get("cost_centre").cloned());
+        let rounds = converge(&mut peers, &rules, &wanted);
+        prop_assert!(rounds <= 4, "{} rounds", rounds);
+
+        let seen = &peers.seen;
+        let team = seen.team.as_ref().unwrap();
+        prop_assert_eq!((team.max_budget, team.tpm_limit, team.rpm_limit, team.blocked), (limits.max_budget, limits.tpm_limit, limits.rpm_limit, blocked));
+        prop_assert!(!team.models.is_empty(), "an empty list would allow everything");
+        prop_assert_eq!(Mark::owner_of(&team.metadata), Some(OWNER));
+        prop_assert!(!team.metadata.contains_key(TERMINATING_SINCE));
+        prop_assert_eq!(team.metadata.get("cost_centre").cloned(), kept_entry);
+        // One Secret per slot, ready, and its key alive; no other key of ours.
+        let slots: &[Slot] = rules.slots();
+        let secrets = &seen.secrets.as_ref().unwrap().stored;
+        for slot in slots {
+            let of_slot: Vec<&Stored> = secrets.iter().filter(|s| s.connection.slot == *slot).collect();
+            prop_assert_eq!(of_slot.len(), 1);
+            prop_assert_eq!(of_slot[0].connection.state, SecretState::Ready);
+            prop_assert!(seen.keys.iter().any(|k| k.hash == key_hash(&of_slot[0].connection.key)));
+        }
+        let ours = seen.keys.iter().filter(|k| Mark::owner_of(&k.metadata) == Some(OWNER));
+        let served = ours.filter(|k| k.alias.as_deref().and_then(|a| KeyAlias::parse(RESOURCE, a)).is_none_or(|a| slots.contains(&a.slot)));
+        prop_assert_eq!(served.count(), slots.len());
+        if let (Some(known), true) = (&seen.api_keys, project_key) {
+            let project = secrets.iter().find(|s| s.connection.slot == Slot::Project).unwrap();
+            prop_assert!(known.iter().any(|k| k.client_id == project.connection.alias));
+        }
+        prop_assert!(peers.foreign_writes.is_empty());
+        prop_assert!(foreign.iter().all(|hash| seen.keys.iter().any(|k| k.hash == *hash)));
+    }
+
+    #[test]
+    fn the_order_of_lists_does_not_matter(peers in a_world(), limits in limits(), models in names(), custom: bool) {
+        let site = Site::new();
+        let rules = site.rules(custom, true, true);
+        let wanted = access(&limits, &models, false);
+        let mut turned = peers.seen.clone();
+        turned.keys.reverse();
+        if let Some(listed) = &mut turned.secrets {
+            listed.stored.reverse();
+        }
+        if let Some(known) = &mut turned.api_keys {
+            known.reverse();
+        }
+        if let Some(team) = &mut turned.team {
+            team.models.reverse();
+        }
+        let sorted = |seen: &Observed| {
+            let mut lines = lines(&plan_access(&rules, &wanted, seen).unwrap());
+            lines.sort();
+            lines
+        };
+        prop_assert_eq!(sorted(&peers.seen), sorted(&turned));
+    }
+
+    #[test]
+    fn what_is_foreign_is_never_planned_for(mut peers in a_world(), limits in limits(), how in 0..3_u8) {
+        let site = Site::new();
+        let rules = site.rules(true, true, true);
+        match how {
+            0 => peers.seen.resource.backend_id = "team-of-another-agent".into(),
+            1 => {
+                peers.seen.resource.backend_id = String::new();
+                peers.seen.team = Some(Team { team_id: team_id(RESOURCE), ..Team::default() });
+            }
+            _ => peers.seen.team = Some(Team { team_id: team_id(RESOURCE), metadata: mark("daedalus").entries(), ..Team::default() }),
+        }
+        prop_assert!(plan_access(&rules, &access(&limits, &BTreeSet::new(), false), &peers.seen).is_err());
+        let now = "2026-11-30T00:00:00Z".parse().unwrap();
+        prop_assert!(plan_removal(OWNER, &peers.seen, now, Duration::from_secs(180)).is_err());
+    }
+
+    #[test]
+    fn an_end_blocks_first_waits_the_drain_out_and_leaves_nothing(mut peers in a_world(), drain in 90_u64..400) {
+        peers.seen.secrets.get_or_insert_default();
+        let drain = Duration::from_secs(drain);
+        let mut now: Timestamp = "2026-11-30T00:00:00Z".parse().unwrap();
+        let had_team = peers.seen.team.is_some();
+        let mut blocked_at = None;
+        for _ in 0..8 {
+            match plan_removal(OWNER, &peers.seen, now, drain).unwrap() {
+                Removal::Block(actions) => {
+                    blocked_at = Some(now);
+                    actions.iter().for_each(|action| peers.apply(action));
+                    prop_assert!(peers.seen.team.as_ref().unwrap().blocked);
+                }
+                Removal::Drain(until) => {
+                    prop_assert!(until > now);
+                    now = until;
+                }
+                Removal::Bill { then, since } => {
+                    if let Some(team) = &peers.seen.team {
+                        prop_assert!(team.blocked);
+                        prop_assert!(now >= crate::clock::after(terminating_since(team).unwrap(), drain));
+                    }
+                    prop_assert!(since <= now);
+                    if then.is_empty() {
+                        break;
+                    }
+                    then.iter().for_each(|action| peers.apply(action));
+                }
+                Removal::Remove(actions) => actions.iter().for_each(|action| peers.apply(action)),
+                Removal::Nothing => break,
+            }
+        }
+        prop_assert!(peers.seen.team.is_none() && peers.seen.keys.is_empty() && peers.seen.secrets.unwrap().stored.is_empty());
+        if let (true, Some(at)) = (had_team, blocked_at) {
+            prop_assert!(now >= crate::clock::after(at, drain));
+        }
+    }
+}
