@@ -182,6 +182,7 @@ impl From<StoreError> for Failure {
             StoreError::Transient { retry_after, .. } => Self::Transient { peer, message, retry_after, unreachable: false },
             StoreError::Denied { .. } => Self::Credential { peer, message },
             StoreError::Conflict { .. } => Self::Conflict { message },
+            StoreError::Taken { .. } => Self::Blocked(Obstacle::TakenSecret(message)),
             StoreError::Foreign { name } => Self::Blocked(Obstacle::ForeignSecret { name }),
             StoreError::Invalid { .. } => Self::Refused { peer, message },
         }

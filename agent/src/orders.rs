@@ -31,7 +31,7 @@ pub const MOST_HEALS: u32 = 3;
 const ROUNDS: usize = 8;
 
 /// Conditions that concern one resource, cleared when it works.
-const RESOURCE_CONDITIONS: [&str; 6] = ["foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "order-waits"];
+const RESOURCE_CONDITIONS: [&str; 7] = ["foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "order-waits"];
 
 /// How a turn of an order ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
 use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access};
 
 /// Conditions of a resource that the slow beat raises and clears.
-const DRIFT_CONDITIONS: [&str; 6] = ["foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "two-writers"];
+const DRIFT_CONDITIONS: [&str; 7] = ["foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "two-writers"];
 
 /// Looks and removals in one go.
 const ROUNDS: usize = 4;

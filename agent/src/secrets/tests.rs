@@ -457,7 +457,7 @@ async fn a_variable_that_somebody_claims_is_reported_with_his_name() {
     let stored = world.one().await;
     assert!(!stored.complete);
     let error = world.store.update(&stored, &wanted).await.unwrap_err();
-    assert!(matches!(error, StoreError::Conflict { .. }));
+    assert!(matches!(error, StoreError::Taken { .. }));
     assert!(error.to_string().contains("kubectl-edit"), "{error}");
 }
 
