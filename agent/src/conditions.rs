@@ -1,10 +1,11 @@
 //! What is wrong right now, said once per change: in the log, in `/status` and as a metric.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
 
 use jiff::Timestamp;
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::clock::Clock;
 
@@ -79,6 +80,18 @@ impl Conditions {
         let subject = subject.to_string();
         for name in names {
             self.clear(name, &subject);
+        }
+    }
+
+    /// Ends every condition of one name whose subject is none of `still`.
+    pub fn clear_others(&self, name: &'static str, still: &HashSet<Uuid>) {
+        let over: Vec<String> = {
+            let held = self.lock();
+            let subjects = held.keys().filter(|(n, _)| *n == name).map(|(_, subject)| subject);
+            subjects.filter(|subject| !Uuid::parse_str(subject).is_ok_and(|id| still.contains(&id))).cloned().collect()
+        };
+        for subject in over {
+            self.clear(name, subject);
         }
     }
 

@@ -30,8 +30,12 @@ pub const MOST_HEALS: u32 = 3;
 /// Looks and repairs in one go, before the order waits for its next turn.
 const ROUNDS: usize = 8;
 
+/// Conditions that concern one order, cleared when it is no longer open.
+const UNKNOWN_TYPE: &str = "unknown-order-type";
+const WITHOUT_RESOURCE: &str = "order-without-resource";
+
 /// Conditions that concern one resource, cleared when it works.
-const RESOURCE_CONDITIONS: [&str; 7] = ["foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "order-waits"];
+const RESOURCE_CONDITIONS: [&str; 7] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "order-waits"];
 
 /// How a turn of an order ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +69,7 @@ impl Agent {
         let mut beat = Beat::default();
         let spared = self.probe_gates().await;
         let mut listed = HashSet::new();
+        let (mut unknown, mut homeless) = (HashSet::new(), HashSet::new());
         let mut complete = true;
         for offering in &self.config.offerings {
             let orders = match self.waldur.orders(offering.uuid, &[OrderState::PendingProvider, OrderState::Executing]).await {
@@ -89,8 +94,12 @@ impl Agent {
                 if !spared.is_empty() || !self.schedule.is_due(order.uuid) {
                     continue;
                 }
+                if matches!(order.kind, OrderKind::Other(_)) {
+                    unknown.insert(order.uuid);
+                }
                 let Some(resource) = order.resource else {
-                    self.conditions.raise("order-without-resource", order.uuid.simple(), "Waldur shows no resource for this order; it waits");
+                    homeless.insert(order.uuid);
+                    self.conditions.raise(WITHOUT_RESOURCE, order.uuid.simple(), "Waldur shows no resource for this order; it waits");
                     continue;
                 };
                 let Some(busy) = self.schedule.take(resource) else { continue };
@@ -99,6 +108,8 @@ impl Agent {
             }
         }
         if complete && spared.is_empty() {
+            self.conditions.clear_others(UNKNOWN_TYPE, &unknown);
+            self.conditions.clear_others(WITHOUT_RESOURCE, &homeless);
             for (order, resource) in self.schedule.vanished(&listed) {
                 if let Some(busy) = self.schedule.take(resource) {
                     self.follow(order, resource, busy);
@@ -232,7 +243,8 @@ impl Agent {
     /// reads a fixed text and a reference; the log has the rest under the same reference.
     async fn err_order(&self, order: &Order, cause: &str) {
         let reference = reference(order.uuid, cause);
-        let heals = self.memory().heals.get(&order.uuid).copied().unwrap_or_else(|| attempt_of(&order.error_message).saturating_sub(1));
+        // An open order that still shows an error of ours was taken up again after it, maybe by another process.
+        let heals = self.memory().heals.get(&order.uuid).copied().unwrap_or_else(|| attempt_of(&order.error_message)).min(MOST_HEALS);
         let message = format!(
             "{OUR_ERROR} the order could not be carried out (attempt {} of {}). Please contact the operators of this service. Reference: {reference}",
             heals.saturating_add(1),
@@ -261,26 +273,19 @@ impl Agent {
 
     /// One turn of one order.
     async fn turn(&self, offering: &OfferingConfig, order: &Order, resource: Uuid) -> Result<Turn, Failure> {
-        let known = match &order.kind {
-            OrderKind::Other(kind) => {
-                self.conditions.raise("unknown-order-type", order.uuid.simple(), format!("orders of type {kind:?} are not known to this agent; the order is left to people"));
-                return Ok(Turn::LeftToPeople);
-            }
-            // A create is judged by itself; the others by the resource they change.
-            OrderKind::Create => None,
-            OrderKind::Update | OrderKind::Terminate | OrderKind::Restore => Some(self.waldur.resource(resource).await?),
-        };
+        if let OrderKind::Other(kind) = &order.kind {
+            self.conditions.raise(UNKNOWN_TYPE, order.uuid.simple(), format!("orders of type {kind:?} are not known to this agent; the order is left to people"));
+            return Ok(Turn::LeftToPeople);
+        }
+        // Read before the order is judged: what another agent made is not ours to approve, not even for a create.
+        let resource = self.waldur.resource(resource).await?;
         let governed = self.is_governed(offering.uuid).await?;
         tracing::trace!(governed, "offering known");
         if order.state == OrderState::PendingProvider {
-            if let Some(turn) = self.judge(offering, order, known.as_ref()).await? {
+            if let Some(turn) = self.judge(offering, order, &resource).await? {
                 return Ok(turn);
             }
         }
-        let resource = match known {
-            Some(resource) => resource,
-            None => self.waldur.resource(resource).await?,
-        };
         match order.kind {
             OrderKind::Terminate => self.terminate(order, resource).await,
             _ => self.provide(offering, order, resource).await,
@@ -288,8 +293,8 @@ impl Agent {
     }
 
     /// Approves or rejects a pending order; `None` where it may be carried out now.
-    async fn judge(&self, offering: &OfferingConfig, order: &Order, resource: Option<&Resource>) -> Result<Option<Turn>, Failure> {
-        if let Some(obstacle) = resource.and_then(foreign_backend) {
+    async fn judge(&self, offering: &OfferingConfig, order: &Order, resource: &Resource) -> Result<Option<Turn>, Failure> {
+        if let Some(obstacle) = foreign_backend(resource) {
             return Err(obstacle.into());
         }
         let verdict = if order.kind == OrderKind::Terminate && offering.approval.terminate == crate::config::ApprovalMode::Auto {
@@ -298,7 +303,7 @@ impl Agent {
             let Some(catalogue) = self.catalogue() else {
                 return Ok(Some(Turn::Waits(after(self.clock.now(), self.config.intervals.orders), "no catalogue could be read yet")));
             };
-            evaluate(&self.rules(offering, &catalogue), order, resource)
+            evaluate(&self.rules(offering, &catalogue), order, Some(resource))
         };
         match verdict {
             Verdict::Approve => {

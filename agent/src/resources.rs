@@ -17,7 +17,7 @@ use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
 use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access};
 
 /// Conditions of a resource that the slow beat raises and clears.
-const DRIFT_CONDITIONS: [&str; 7] = ["foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "two-writers"];
+const DRIFT_CONDITIONS: [&str; 7] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "two-writers"];
 
 /// Looks and removals in one go.
 const ROUNDS: usize = 4;
@@ -167,7 +167,7 @@ impl Agent {
                 };
                 match plan {
                     Ok(actions) if actions.is_empty() && !erred => {
-                        self.conditions.clear_all(&DRIFT_CONDITIONS[..5], id.simple());
+                        self.conditions.clear_all(&DRIFT_CONDITIONS[..6], id.simple());
                         if seen.mark_repairs == 0 {
                             self.conditions.clear("two-writers", id.simple());
                         }
@@ -317,7 +317,7 @@ impl Agent {
             if last.error_message.starts_with(OUR_ERROR) {
                 let attempts = attempt_of(&last.error_message);
                 if attempts > MOST_HEALS {
-                    self.conditions.raise("order-given-up", last.uuid.simple(), format!("order {0} erred {attempts} times; look into the log and then run `llm-access-agent orders retry {0}`", last.uuid.simple()));
+                    self.conditions.raise("order-given-up", id.simple(), format!("order {0} erred {attempts} times; look into the log and then run `llm-access-agent orders retry {0}`", last.uuid.simple()));
                     return Ok(());
                 }
                 self.memory().heals.insert(last.uuid, attempts);
