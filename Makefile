@@ -30,6 +30,7 @@ test: ## every test that needs nothing but the Rust toolchain
 
 .PHONY: test-real
 test-real: ## the same agent against a real LiteLLM and a real Kubernetes API (set up on first use, five to ten minutes)
+	$(CARGO) build -p llm-access-agent
 	$(CARGO) test -p llm-access-tests --features real --test 'real*' --no-run
 	tests/real/run $(PEERS) -- $(CARGO) test -p llm-access-tests --features real --test 'real*' -- $(REAL_ARGS)
 
