@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 use uuid::Uuid;
 
-use crate::catalogue::{self, Catalogue};
+use crate::catalogue::{self, Catalogue, Remembered, View, Watch};
 use crate::clock::Clock;
 use crate::conditions::Conditions;
 use crate::config::{Config, OfferingConfig, SecretsConfig, WaldurAuth};
@@ -57,13 +57,17 @@ pub struct Inner {
     pub leading: std::sync::atomic::AtomicBool,
     /// Progress of the loops.
     pub progress: crate::http::Progress,
+    watch: Mutex<Watch>,
     memory: Mutex<Memory>,
 }
 
 /// Remembered between passes; losing it costs a repeat, never a mistake.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    catalogue: Option<Arc<Catalogue>>,
+    /// The catalogue as it was last read.
+    read: Option<Arc<Catalogue>>,
+    /// What the offerings know about models, by offering.
+    remembered: HashMap<Uuid, Remembered>,
     /// Offerings that Waldur governs keys for one by one.
     pub(crate) governed: HashMap<Uuid, bool>,
     /// When the mark on a team was restored.
@@ -108,6 +112,15 @@ pub enum Failure {
         /// What it said.
         message: String,
     },
+    /// Our credential is good but one right is missing: a fault of the site as well, and other calls are not affected.
+    Forbidden {
+        /// Who refused.
+        peer: Peer,
+        /// What was refused, the same words for every order that meets it.
+        right: String,
+        /// What it said.
+        message: String,
+    },
     /// The world moved: look again.
     Conflict {
         /// What happened.
@@ -127,7 +140,7 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Transient { message, .. } | Self::Conflict { message } | Self::Credential { message, .. } | Self::Refused { message, .. } => f.write_str(message),
+            Self::Transient { message, .. } | Self::Conflict { message } | Self::Credential { message, .. } | Self::Forbidden { message, .. } | Self::Refused { message, .. } => f.write_str(message),
             Self::Blocked(obstacle) => obstacle.fmt(f),
         }
     }
@@ -146,12 +159,15 @@ impl From<waldur_client::Error> for Failure {
         use waldur_client::{Class, ErrorKind};
         let (peer, message) = (Peer::Waldur, error.to_string());
         match error.class() {
+            Class::Credential if error.status() == Some(403) => Self::Forbidden { peer, right: format!("{} {}", error.method, without_ids(&error.path)), message },
             Class::Credential => Self::Credential { peer, message },
             Class::Conflict => Self::Conflict { message },
             Class::Refused | Class::NoSuchRoute => Self::Refused { peer, message },
             // An object that cannot be seen may only be out of sight: rights can come back.
             Class::NotFound | Class::Transient => {
                 let unreachable = matches!(error.kind, ErrorKind::Unreachable { .. } | ErrorKind::Redirected { .. });
+                // Whichever call met it, it is the same news.
+                let message = if unreachable { error.kind.to_string() } else { message };
                 Self::Transient { peer, message, retry_after: error.retry_after(), unreachable }
             }
         }
@@ -163,12 +179,16 @@ impl From<litellm_client::Error> for Failure {
         use litellm_client::{Class, ErrorKind};
         let (peer, message) = (Peer::Gateway, error.to_string());
         match error.class() {
+            // Among them what the gateway sells as an extra ("Enterprise").
+            Class::Credential | Class::Refused if error.status() == Some(403) => Self::Forbidden { peer, right: format!("{} {}", error.method, error.path), message },
             Class::Credential => Self::Credential { peer, message },
             // A 404 of the gateway proves nothing; the next look asks where absence is told honestly.
             Class::AlreadyExists | Class::NotFound | Class::CustomKeysForbidden => Self::Conflict { message },
             Class::Refused => Self::Refused { peer, message },
             Class::Transient => {
                 let unreachable = matches!(error.kind, ErrorKind::Unreachable { .. } | ErrorKind::Redirected { .. });
+                // Whichever call met it, it is the same news.
+                let message = if unreachable { error.kind.to_string() } else { message };
                 Self::Transient { peer, message, retry_after: error.retry_after(), unreachable }
             }
         }
@@ -180,7 +200,7 @@ impl From<StoreError> for Failure {
         let (peer, message) = (Peer::Secrets, error.to_string());
         match error {
             StoreError::Transient { retry_after, .. } => Self::Transient { peer, message, retry_after, unreachable: false },
-            StoreError::Denied { .. } => Self::Credential { peer, message },
+            StoreError::Denied { cure, .. } => Self::Forbidden { peer, right: cure, message },
             StoreError::Conflict { .. } => Self::Conflict { message },
             StoreError::Taken { .. } => Self::Blocked(Obstacle::TakenSecret(message)),
             StoreError::Foreign { name } => Self::Blocked(Obstacle::ForeignSecret { name }),
@@ -264,6 +284,7 @@ impl Agent {
             tasks: TaskTracker::new(),
             leading: true.into(),
             progress: crate::http::Progress::new(clock.clone()),
+            watch: Mutex::new(Watch::new(config.catalogue.hold, config.catalogue.max_shrink)),
             memory: Mutex::default(),
             waldur,
             gateway,
@@ -277,30 +298,65 @@ impl Agent {
         self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The catalogue as of now, read anew on each call; the last good one where the file is unreadable or empty, since a
-    /// lost file must change nothing.
-    pub fn catalogue(&self) -> Option<Arc<Catalogue>> {
-        const NAME: &str = "catalogue-unreadable";
-        match catalogue::read(&self.config.catalogue.file) {
+    /// The catalogue as of now, read anew on each call, under the rules that keep a damaged file from changing anything:
+    /// see [`Watch`]. `None` until it could be read once.
+    pub fn catalogue(&self) -> Option<Arc<View>> {
+        const UNREADABLE: &str = "catalogue-unreadable";
+        const HELD: &str = "catalogue-shrink-held";
+        let last = self.memory().read.clone();
+        let read = match catalogue::read_again(&self.config.catalogue.file, last.as_ref()) {
             Ok(read) => {
-                self.conditions.clear(NAME, "");
-                let mut memory = self.memory();
-                if memory.catalogue.as_ref().is_none_or(|held| held.digest != read.digest) {
+                self.conditions.clear(UNREADABLE, "");
+                if last.is_none_or(|last| last.digest != read.digest) {
                     tracing::info!(models = read.models.len(), "catalogue read from {}", self.config.catalogue.file.display());
-                    memory.catalogue = Some(Arc::new(read));
                 }
-                memory.catalogue.clone()
+                self.memory().read = Some(Arc::clone(&read));
+                Some(read)
             }
             Err(error) => {
-                self.conditions.raise(NAME, "", error);
-                self.memory().catalogue.clone()
+                self.conditions.raise(UNREADABLE, "", error);
+                None
             }
+        };
+        let remembered = self.remembered();
+        let view = self.watch.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(read.as_deref(), self.clock.now(), &remembered);
+        if let Some(view) = view.as_ref().filter(|view| view.readable) {
+            match &view.held {
+                Some(shrink) => self.conditions.raise(HELD, "", shrink),
+                None => self.conditions.clear(HELD, ""),
+            }
+            metrics::gauge!("llm_access_catalogue_models").set(crate::orders::count(view.models.len()));
+            metrics::gauge!("llm_access_catalogue_models_missing").set(crate::orders::count(view.missing.len()));
+            metrics::gauge!("llm_access_catalogue_shrink_held").set(if view.held.is_some() { 1.0 } else { 0.0 });
         }
+        view
+    }
+
+    /// What all offerings together know about models.
+    fn remembered(&self) -> Remembered {
+        let memory = self.memory();
+        let mut all = Remembered::default();
+        for one in memory.remembered.values() {
+            all.models.extend(one.models.iter().cloned());
+            all.choices.extend(one.choices.iter().cloned());
+            all.gone.extend(one.gone.iter().cloned());
+            all.accepted.extend(one.accepted.iter().cloned());
+            all.max_budget = all.max_budget.max(one.max_budget);
+        }
+        // What one offering still sells is not gone for the other.
+        all.gone.retain(|name| !all.models.contains(name));
+        all
+    }
+
+    /// Takes what an offering knows about models into account, as it was just read.
+    pub(crate) fn remember(&self, offering: &waldur_client::Offering) {
+        let remembered = crate::plan::remembered(offering);
+        self.memory().remembered.insert(offering.uuid, remembered);
     }
 
     /// The rules for one offering, with what was learnt so far.
     #[must_use]
-    pub fn rules<'a>(&'a self, offering: &'a OfferingConfig, catalogue: &'a Catalogue) -> Rules<'a> {
+    pub fn rules<'a>(&'a self, offering: &'a OfferingConfig, catalogue: &'a View) -> Rules<'a> {
         Rules {
             owner: &self.config.owner,
             offering,
@@ -331,7 +387,7 @@ impl Agent {
     /// Takes a failure of a peer into account: closes its gate and raises the condition where all its callers are affected.
     pub(crate) fn note_failure(&self, failure: &Failure) {
         match failure {
-            Failure::Credential { peer, message } => {
+            Failure::Credential { peer, message } | Failure::Forbidden { peer, message, .. } => {
                 self.gates.close(*peer);
                 self.conditions.raise(peer.refused(), "", format!("{peer} refuses our credential or a right is missing: {message}"));
             }
@@ -340,6 +396,36 @@ impl Agent {
                 self.conditions.raise(peer.unreachable(), "", message);
             }
             _ => {}
+        }
+    }
+
+    /// One right is missing for an order or a repair. Nothing else is held up by it; what needs the same right asks one at
+    /// a time whether it is there again.
+    pub(crate) fn right_is_missing(&self, id: Uuid, peer: Peer, right: String, message: &str) {
+        let delay = self.schedule.forbid(id, &right, message);
+        tracing::debug!(?delay, "{message}");
+        self.conditions.raise(peer.refused(), &right, format!("{peer} refuses the agent a right that it needs ({right}); no order is to blame. Grant it to the agent's user"));
+    }
+
+    /// What failed for want of a right succeeded: all that waited for the same go on.
+    pub(crate) fn right_is_there(&self, id: Uuid) {
+        if let Some(right) = self.schedule.right(id) {
+            self.schedule.allow(&right);
+        }
+        self.forget_rights();
+    }
+
+    /// Ends the conditions of missing rights that nothing waits for any more.
+    pub(crate) fn forget_rights(&self) {
+        let refused: Vec<&str> = Peer::ALL.iter().map(|peer| peer.refused()).collect();
+        let held = self.conditions.all().into_iter().filter(|(name, right, _)| refused.contains(name) && !right.is_empty());
+        let held: Vec<(&'static str, String)> = held.map(|(name, right, _)| (name, right)).collect();
+        if held.is_empty() {
+            return;
+        }
+        let waited_for = self.schedule.rights();
+        for (name, right) in held.into_iter().filter(|(_, right)| !waited_for.contains(right)) {
+            self.conditions.clear(name, right);
         }
     }
 
@@ -422,6 +508,11 @@ pub async fn kubernetes_api(config: &Config) -> Result<Option<llm_access_k8s::Se
 
 fn ca_file(field: &'static str, path: Option<&Path>) -> Result<Option<Vec<u8>>, BuildError> {
     path.map(|path| std::fs::read(path).map_err(|cause| BuildError::CaFile { field, path: path.display().to_string(), cause })).transpose()
+}
+
+/// A path with a mark in the place of each uuid: what it asks for, whatever it asks it of.
+fn without_ids(path: &str) -> String {
+    path.split('/').map(|part| if Uuid::try_parse(part).is_ok() { "{uuid}" } else { part }).collect::<Vec<_>>().join("/")
 }
 
 /// Where customers reach the OpenAI API, for messages.

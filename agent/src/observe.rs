@@ -108,12 +108,13 @@ impl Agent {
         let known = self.memory().governed.get(&offering).copied();
         match known {
             Some(governed) => Ok(governed),
-            None => self.refresh_governed(offering).await,
+            None => Ok(self.refresh_governed(offering).await?),
         }
     }
 
-    pub(crate) async fn refresh_governed(&self, offering: Uuid) -> Result<bool, Failure> {
+    pub(crate) async fn refresh_governed(&self, offering: Uuid) -> Result<bool, waldur_client::Error> {
         let read = self.waldur.offering(offering).await?;
+        self.remember(&read);
         let governed = read.plugin_options.get("enable_api_key_provisioning").and_then(serde_json::Value::as_bool).unwrap_or(false);
         self.memory().governed.insert(offering, governed);
         if governed {

@@ -5,10 +5,12 @@
 //! readers and may be anything; ours are strict, and every problem is reported at once with its line and column.
 
 mod entry;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use rust_decimal::Decimal;
 use sha2::{Digest as _, Sha256};
@@ -16,6 +18,8 @@ use sha2::{Digest as _, Sha256};
 use crate::config::yaml::{self, Entry, Kind, Node, Pos};
 use crate::config::{Problem, nearest, number, sort, write_all};
 use entry::Item;
+
+pub use watch::{Remembered, Shrink, View, Watch};
 
 /// The largest catalogue, in bytes (16 MiB).
 const MAX_FILE_BYTES: usize = 16 * 1024 * 1024;
@@ -109,6 +113,22 @@ impl std::error::Error for CatalogueErrors {}
 /// # Errors
 /// When the file cannot be read, and as [`parse`].
 pub fn read(path: &Path) -> Result<Catalogue, CatalogueErrors> {
+    parse(&read_text(path)?, &path.display().to_string())
+}
+
+/// Reads the catalogue at `path` like [`read`], but parses only a text other than that of `last`.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_again(path: &Path, last: Option<&Arc<Catalogue>>) -> Result<Arc<Catalogue>, CatalogueErrors> {
+    let text = read_text(path)?;
+    match last {
+        Some(last) if last.digest == digest(&text) => Ok(Arc::clone(last)),
+        _ => parse(&text, &path.display().to_string()).map(Arc::new),
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, CatalogueErrors> {
     let file = path.display().to_string();
     let one = |message: String| CatalogueErrors {
         problems: vec![Problem::of(file.clone(), "", message)],
@@ -123,9 +143,12 @@ pub fn read(path: &Path) -> Result<Catalogue, CatalogueErrors> {
             "is larger than 16 MiB, which is no catalogue; check the path".to_owned(),
         ));
     }
-    let text = String::from_utf8(bytes)
-        .map_err(|_| one("is not UTF-8 text; save the file as UTF-8".to_owned()))?;
-    parse(&text, &file)
+    String::from_utf8(bytes)
+        .map_err(|_| one("is not UTF-8 text; save the file as UTF-8".to_owned()))
+}
+
+fn digest(text: &str) -> String {
+    hex(&Sha256::digest(text.as_bytes()))
 }
 
 /// Checks the text of a catalogue; `file` is its name in messages.
@@ -262,7 +285,7 @@ impl Checker<'_> {
             models,
             disabled,
             max_budget,
-            digest: hex(&Sha256::digest(text.as_bytes())),
+            digest: digest(text),
         })
     }
 
@@ -392,3 +415,5 @@ fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod watch_tests;

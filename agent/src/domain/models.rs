@@ -66,17 +66,18 @@ impl ModelRequest {
 
 /// The list for the team: what was asked for and can be ordered, plus what every team gets.
 ///
-/// A model that the team already has and was asked for stays even when the catalogue no longer lists it: a catalogue
-/// that lost a line must not take a working model away. `None` where nothing was asked for: then the team keeps its list.
+/// A model that the team already has and was asked for stays even when the catalogue no longer lists it, until it
+/// `is_gone`: a catalogue that lost a line must not take a working model away. `None` where nothing was asked for: then the
+/// team keeps its list.
 #[must_use]
-pub fn resolve_models(request: &ModelRequest, orderable: &BTreeSet<String>, always_included: &[String], held: &[String]) -> Option<BTreeSet<String>> {
-    let kept = |name: &&String| held.contains(name);
+pub fn resolve_models(request: &ModelRequest, orderable: &BTreeSet<String>, always_included: &[String], held: &[String], is_gone: &dyn Fn(&str) -> bool) -> Option<BTreeSet<String>> {
+    let kept = |name: &str| held.iter().any(|h| h == name) && !is_gone(name);
     let mut models: BTreeSet<String> = match request {
         ModelRequest::Missing => return None,
-        ModelRequest::All => orderable.iter().chain(held.iter().filter(|n| !is_magic(n))).cloned().collect(),
+        ModelRequest::All => orderable.iter().chain(held.iter().filter(|n| !is_magic(n) && kept(n))).cloned().collect(),
         ModelRequest::Named(names) => names.iter().filter(|n| orderable.contains(*n) || kept(n)).cloned().collect(),
     };
-    models.extend(always_included.iter().cloned());
+    models.extend(always_included.iter().filter(|name| !is_gone(name)).cloned());
     Some(models)
 }
 
@@ -121,10 +122,13 @@ mod tests {
     fn a_model_the_team_has_outlives_a_catalogue_that_forgot_it() {
         let orderable = set(&["a"]);
         let wanted = ModelRequest::Named(set(&["a", "gone", "never"]));
-        let models = resolve_models(&wanted, &orderable, &["embed".into()], &["gone".into()]).unwrap();
+        let models = resolve_models(&wanted, &orderable, &["embed".into()], &["gone".into()], &|_| false).unwrap();
         assert_eq!(models, set(&["a", "embed", "gone"]));
-        assert_eq!(resolve_models(&ModelRequest::All, &orderable, &[], &["no-default-models".into()]).unwrap(), set(&["a"]));
-        assert_eq!(resolve_models(&ModelRequest::Missing, &orderable, &["embed".into()], &[]), None);
+        let gone = |name: &str| name == "gone" || name == "embed";
+        assert_eq!(resolve_models(&wanted, &orderable, &["embed".into()], &["gone".into()], &gone).unwrap(), set(&["a"]));
+        assert_eq!(resolve_models(&ModelRequest::All, &orderable, &[], &["no-default-models".into()], &|_| false).unwrap(), set(&["a"]));
+        assert_eq!(resolve_models(&ModelRequest::All, &orderable, &[], &["gone".into()], &|name| name == "gone").unwrap(), set(&["a"]));
+        assert_eq!(resolve_models(&ModelRequest::Missing, &orderable, &["embed".into()], &[], &|_| false), None);
     }
 
     #[test]

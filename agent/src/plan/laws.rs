@@ -36,17 +36,17 @@ fn offering() -> OfferingConfig {
     config::load(Some(&file), &[]).unwrap().config.offerings.remove(0)
 }
 
-fn catalogue() -> Catalogue {
-    crate::catalogue::parse(
+fn catalogue() -> View {
+    let parsed = crate::catalogue::parse(
         "inference_models:\n  - {name: k, served_name: kestrel-8b}\n  - {name: h, served_name: heron-70b}\n  - {name: q, served_name: qwen2.5-0.5b}\n  - {name: e, served_name: embed, runtime: tei}\n",
         "catalogue.yml",
-    )
-    .unwrap()
+    );
+    View::of(parsed.unwrap())
 }
 
 struct Site {
     offering: OfferingConfig,
-    catalogue: Catalogue,
+    catalogue: View,
     public: Url,
     internal: Url,
 }

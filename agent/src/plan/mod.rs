@@ -2,6 +2,7 @@
 
 mod access;
 mod evaluate;
+mod notes;
 mod removal;
 mod usage;
 
@@ -18,7 +19,7 @@ use url::Url;
 use uuid::Uuid;
 use waldur_client::{ApiKey, Endpoint, ReportSection, Resource};
 
-use crate::catalogue::Catalogue;
+use crate::catalogue::View;
 use crate::config::OfferingConfig;
 use crate::domain::{KeyAlias, Mark, TeamLimits};
 use crate::secrets::{Broken, Connection, Listed, Slot, Stored};
@@ -26,6 +27,7 @@ use crate::secrets::{Broken, Connection, Listed, Slot, Stored};
 pub(crate) use access::API;
 pub use access::{plan_access, wanted_access};
 pub use evaluate::{Verdict, evaluate};
+pub use notes::{Note, Notes, remembered};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{ModelTotals, component_amounts, sum_models};
 
@@ -56,7 +58,7 @@ pub struct Rules<'a> {
     /// The offering that sells the resource.
     pub offering: &'a OfferingConfig,
     /// The models there are.
-    pub catalogue: &'a Catalogue,
+    pub catalogue: &'a View,
     /// Where customers reach the gateway, without `/v1`.
     pub public_url: &'a Url,
     /// Where Open WebUI reaches the gateway, without `/v1`.

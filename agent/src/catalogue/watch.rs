@@ -1,0 +1,268 @@
+//! Which models count as gone: absence needs proof, since a file cut at a line end is a valid catalogue.
+//!
+//! A pure state machine over the reads of the file. What it remembers lives in memory only: after a restart every wait
+//! begins anew, which errs on the side of keeping. What the offerings already know comes in with every read, so that a
+//! restart over a cut file prunes nothing either.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rust_decimal::Decimal;
+
+use super::{Catalogue, Model};
+use crate::clock::after;
+use crate::config::MaxShrink;
+
+/// A model counts as gone after this many reads without it, besides the time.
+const READS: u32 = 3;
+
+/// Reads closer together than this are one read: many orders may look at the catalogue in the same moment.
+const DISTINCT: Duration = Duration::from_secs(1);
+
+/// What the offerings know about models, as Waldur shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remembered {
+    /// Models that have components of ours, or are choices of the option `models`; without those that are `gone`.
+    pub models: BTreeSet<String>,
+    /// Those of them that are choices.
+    pub choices: BTreeSet<String>,
+    /// Models that are noted as gone: their hold is over.
+    pub gone: BTreeSet<String>,
+    /// Digests of catalogues that an operator accepted although they lost many models.
+    pub accepted: BTreeSet<String>,
+    /// The catalogue's monthly budget when the offering was last kept.
+    pub max_budget: Option<Decimal>,
+}
+
+/// Why a catalogue is held: it lost too many models at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shrink {
+    /// What it lost.
+    pub missing: BTreeSet<String>,
+    /// Of how many.
+    pub of: usize,
+    /// SHA-256 of the file, which `catalogue accept` lets through.
+    pub digest: String,
+}
+
+impl fmt::Display for Shrink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<&str> = self.missing.iter().take(20).map(String::as_str).collect();
+        let more = self.missing.len().saturating_sub(shown.len());
+        write!(f, "the catalogue lost {} of {} models ({}", self.missing.len(), self.of, shown.join(", "))?;
+        if more > 0 {
+            write!(f, " and {more} more")?;
+        }
+        f.write_str("); nothing is pruned until the file is whole again or `llm-access-agent catalogue accept` lets it through")
+    }
+}
+
+/// The catalogue as it is acted upon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The last good read that is not held, with the entries of what it misses too short a time to believe it.
+    pub catalogue: Arc<Catalogue>,
+    /// Models that were known, are served no more, and are proven to be gone.
+    pub gone: BTreeSet<String>,
+    /// Models that are served but have been `orderable: false` for longer than the hold: no project may call them, unless
+    /// the offering includes them always.
+    pub withdrawn: BTreeSet<String>,
+    /// Models that are not in the catalogue but do not count as gone yet, and since when they are missed.
+    pub missing: BTreeMap<String, Timestamp>,
+    /// Those of the missing that may be ordered as before: nobody said that they should go.
+    pub kept_choices: BTreeSet<String>,
+    /// Set while too many models are missing at once.
+    pub held: Option<Shrink>,
+    /// Whether the last read was good.
+    pub readable: bool,
+}
+
+impl Deref for View {
+    type Target = Catalogue;
+    fn deref(&self) -> &Catalogue {
+        &self.catalogue
+    }
+}
+
+impl View {
+    /// The view of a catalogue of which nothing is missing.
+    #[must_use]
+    pub fn of(catalogue: Catalogue) -> Self {
+        Self {
+            catalogue: Arc::new(catalogue),
+            gone: BTreeSet::new(),
+            withdrawn: BTreeSet::new(),
+            missing: BTreeMap::new(),
+            kept_choices: BTreeSet::new(),
+            held: None,
+            readable: true,
+        }
+    }
+
+    /// What projects may order: what the catalogue offers, and what it lost too short a time ago to believe it.
+    #[must_use]
+    pub fn orderable(&self) -> BTreeSet<String> {
+        let mut orderable = self.catalogue.orderable();
+        orderable.extend(self.kept_choices.iter().cloned());
+        orderable
+    }
+
+    /// Whether no project of an offering with these `always_include` is to call the model any more.
+    #[must_use]
+    pub fn is_stale(&self, model: &str, always_include: &[String]) -> bool {
+        self.gone.contains(model) || (self.withdrawn.contains(model) && !always_include.iter().any(|name| name == model))
+    }
+}
+
+/// Follows the reads of the catalogue.
+#[derive(Debug)]
+pub struct Watch {
+    hold: Duration,
+    max_shrink: MaxShrink,
+    /// The last good read that was not held.
+    effective: Option<Arc<Catalogue>>,
+    /// The models that are relied upon: seen, or known to an offering, and not gone.
+    relied_on: BTreeSet<String>,
+    /// Those of them that may be ordered.
+    orderable: BTreeSet<String>,
+    gone: BTreeSet<String>,
+    absent: BTreeMap<String, Wait>,
+    withheld: BTreeMap<String, Wait>,
+    /// Missing models whose loss was accepted, though they do not count as gone yet.
+    let_go: BTreeSet<String>,
+    last_read: Option<Timestamp>,
+    view: Option<Arc<View>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    since: Timestamp,
+    reads: u32,
+}
+
+impl Watch {
+    /// A watch that has seen nothing.
+    #[must_use]
+    pub fn new(hold: Duration, max_shrink: MaxShrink) -> Self {
+        Self {
+            hold,
+            max_shrink,
+            effective: None,
+            relied_on: BTreeSet::new(),
+            orderable: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            absent: BTreeMap::new(),
+            withheld: BTreeMap::new(),
+            let_go: BTreeSet::new(),
+            last_read: None,
+            view: None,
+        }
+    }
+
+    /// Takes one read of the file into account; `None` for one that failed or was empty, which changes nothing and lets every
+    /// wait begin anew. Returns `None` until there was a good read.
+    pub fn observe(&mut self, read: Option<&Catalogue>, now: Timestamp, remembered: &Remembered) -> Option<Arc<View>> {
+        let Some(read) = read else {
+            self.absent.clear();
+            self.withheld.clear();
+            let view = self.view.as_deref()?;
+            if view.readable {
+                self.view = Some(Arc::new(View { readable: false, ..view.clone() }));
+            }
+            return self.view.clone();
+        };
+        let served: BTreeSet<String> = read.models.iter().map(|model| model.served_name.clone()).collect();
+        self.relied_on.extend(remembered.models.iter().cloned());
+        self.relied_on.extend(served.iter().cloned());
+        self.gone.extend(remembered.gone.iter().filter(|name| !served.contains(*name)).cloned());
+        self.gone.retain(|name| !served.contains(name));
+        self.relied_on.retain(|name| !self.gone.contains(name));
+        self.let_go.retain(|name| !served.contains(name));
+
+        // Only what nobody took out on purpose can have been lost by accident.
+        let missing: BTreeSet<String> = self.relied_on.difference(&served).cloned().collect();
+        if remembered.accepted.contains(&read.digest) {
+            self.let_go.extend(missing.iter().cloned());
+        }
+        let lost: BTreeSet<String> = missing.iter().filter(|name| !read.disabled.contains(name) && !self.let_go.contains(*name)).cloned().collect();
+        let held = self.is_too_much(lost.len()).then(|| Shrink { missing: lost, of: self.relied_on.len(), digest: read.digest.clone() });
+
+        let distinct = self.last_read.is_none_or(|last| now >= after(last, DISTINCT));
+        if distinct {
+            self.last_read = Some(now);
+        }
+        wait_for(&mut self.absent, &missing, now, distinct);
+        let withheld: BTreeSet<String> = read.models.iter().filter(|model| !model.orderable).map(|model| model.served_name.clone()).collect();
+        wait_for(&mut self.withheld, &withheld, now, distinct);
+        let over = |wait: &Wait| wait.reads >= READS && now >= after(wait.since, self.hold);
+        if held.is_none() {
+            let gone: Vec<String> = self.absent.iter().filter(|(_, wait)| over(wait)).map(|(name, _)| name.clone()).collect();
+            for name in gone {
+                self.absent.remove(&name);
+                self.relied_on.remove(&name);
+                self.let_go.remove(&name);
+                self.gone.insert(name);
+            }
+        }
+        let withdrawn = withheld.iter().filter(|name| remembered.gone.contains(*name) || self.withheld.get(*name).is_some_and(over)).cloned().collect();
+
+        self.orderable.extend(remembered.choices.iter().cloned());
+        self.orderable.retain(|name| !served.contains(name) && !read.disabled.contains(name) && !self.gone.contains(name));
+        self.orderable.extend(read.orderable());
+        let catalogue = match (&held, &self.effective) {
+            (None, _) => self.keep(self.with_missing(read)),
+            (Some(_), Some(effective)) => Arc::clone(effective),
+            // After a restart there is nothing but the file that lost so much.
+            (Some(_), None) => Arc::new(Catalogue { max_budget: read.max_budget.or(remembered.max_budget), ..read.clone() }),
+        };
+        let missing: BTreeMap<String, Timestamp> = self.absent.iter().map(|(name, wait)| (name.clone(), wait.since)).collect();
+        let kept_choices = self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned().collect();
+        let view = View { catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, held, readable: true };
+        if self.view.as_deref() != Some(&view) {
+            self.view = Some(Arc::new(view));
+        }
+        self.view.clone()
+    }
+
+    /// What was read, and the entries of models that are missed too short a time to be gone. One that is switched off on
+    /// purpose is still served, but not sold any more.
+    fn with_missing(&self, read: &Catalogue) -> Catalogue {
+        let mut catalogue = read.clone();
+        let before = self.effective.iter().flat_map(|effective| &effective.models);
+        for model in before.filter(|model| self.absent.contains_key(&model.served_name)) {
+            let orderable = model.orderable && !read.disabled.contains(&model.served_name);
+            catalogue.models.push(Model { orderable, ..model.clone() });
+        }
+        catalogue
+    }
+
+    fn keep(&mut self, catalogue: Catalogue) -> Arc<Catalogue> {
+        match &self.effective {
+            Some(effective) if **effective == catalogue => Arc::clone(effective),
+            _ => Arc::clone(self.effective.insert(Arc::new(catalogue))),
+        }
+    }
+
+    fn is_too_much(&self, lost: usize) -> bool {
+        let (lost_n, all) = (Decimal::from(lost), Decimal::from(self.relied_on.len()));
+        lost_n > Decimal::from(self.max_shrink.models) || lost_n > all * self.max_shrink.share
+    }
+}
+
+/// Begins, goes on with, or ends a wait for each name.
+fn wait_for(waits: &mut BTreeMap<String, Wait>, names: &BTreeSet<String>, now: Timestamp, distinct: bool) {
+    waits.retain(|name, _| names.contains(name));
+    for name in names {
+        match waits.get_mut(name) {
+            Some(wait) if distinct => wait.reads = wait.reads.saturating_add(1),
+            Some(_) => {}
+            None => {
+                waits.insert(name.clone(), Wait { since: now, reads: 1 });
+            }
+        }
+    }
+}
