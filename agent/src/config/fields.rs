@@ -65,6 +65,11 @@ pub(crate) const FIELDS: &[Field] = &[
     field("gateway.key_file", "path", "this or the key", "File with an admin key of the proxy."),
     secret("gateway.key", "The key itself. Environment only; wins over `gateway.key_file`."),
     field("gateway.manage_models", "true or false", "`false`", "Register the models of the catalogue in the gateway."),
+    field("gateway.model_key_file", "path", "servers that ask for no key", "With `gateway.manage_models`: file with the key that the gateway shows to the servers of registered models."),
+    secret("gateway.model_key", "That key itself. Environment only; wins over `gateway.model_key_file`."),
+    field("gateway.api_base.vllm", "URL with `{name}` or `{served_name}`", "`http://{name}-openai.inference.svc.cluster.local:8000/v1`", "With `gateway.manage_models`: where the gateway reaches a model that vLLM serves."),
+    field("gateway.api_base.tei", "URL with `{name}` or `{served_name}`", "`http://{name}-openai.inference.svc.cluster.local:8000/v1`", "The same for a model with `runtime: tei`."),
+    field("gateway.api_base.cpu", "URL with `{name}` or `{served_name}`", "`http://{name}-openai.inference.svc.cluster.local:8000/v1`", "The same for the model with `runtime: cpu`."),
     field("gateway.timeout", "duration", "`30s`", "Longest time for one call to the gateway."),
     field("gateway.ca_file", "path", "system's CAs", "PEM bundle of further certificate authorities for the gateway."),
     field("gateway.allow_insecure_http", "true or false", "`false`", "Allow the key over plain http to a gateway that is not on loopback."),
@@ -225,7 +230,13 @@ mod tests {
         assert_eq!(keys("catalogue"), ["file", "hold", "max_shrink"]);
         assert!(keys("").contains(&"offerings"));
         assert!(!keys("waldur").contains(&"token"));
-        assert_eq!(secrets("gateway"), [("key", "key_file".to_owned())]);
+        assert_eq!(
+            secrets("gateway"),
+            [
+                ("key", "key_file".to_owned()),
+                ("model_key", "model_key_file".to_owned())
+            ]
+        );
     }
 
     #[test]

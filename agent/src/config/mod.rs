@@ -140,6 +140,10 @@ pub struct GatewayConfig {
     pub key: SecretRef,
     /// Whether models of the catalogue are registered in the gateway.
     pub manage_models: bool,
+    /// What the gateway shows to the servers of registered models; none where they ask for nothing.
+    pub model_key: Option<SecretRef>,
+    /// Where the servers of registered models are.
+    pub api_base: ApiBases,
     /// Longest time for one call.
     pub timeout: Duration,
     /// PEM bundle of further certificate authorities.
@@ -158,6 +162,23 @@ impl GatewayConfig {
     pub fn openai_url(&self) -> String {
         format!("{}/v1", self.url.as_str().trim_end_matches('/'))
     }
+}
+
+/// Where the servers of registered models are, by runtime: URLs in which `{name}` stands for the model's name inside the
+/// platform and `{served_name}` for its public name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiBases {
+    /// vLLM behind KServe.
+    pub vllm: String,
+    /// Text embeddings inference.
+    pub tei: String,
+    /// The one CPU server.
+    pub cpu: String,
+}
+
+impl ApiBases {
+    /// The Service that serves a model under a stable name.
+    const DEFAULT: &str = "http://{name}-openai.inference.svc.cluster.local:8000/v1";
 }
 
 /// Open WebUI.
@@ -738,6 +759,20 @@ fn gateway(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<Ga
     }
     let key = reader.required_secret(&section, "key");
     let manage_models = reader.boolean(&section, "manage_models", false);
+    let model_key = reader.secret(&section, "model_key");
+    let bases = reader.section(&section, "api_base");
+    let mut base = |key| {
+        let text = reader.text(&bases, key);
+        if let Some(wrong) = text.as_deref().and_then(|text| api_base_template(text).err()) {
+            reader.fault(&bases, key, wrong);
+        }
+        text.unwrap_or_else(|| ApiBases::DEFAULT.to_owned())
+    };
+    let api_base = ApiBases {
+        vllm: base("vllm"),
+        tei: base("tei"),
+        cpu: base("cpu"),
+    };
     let timeout = reader.duration(&section, "timeout", seconds(30));
     let ca_file = ca_file(reader, &section);
     Some(GatewayConfig {
@@ -745,10 +780,30 @@ fn gateway(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<Ga
         public_url: public_url?,
         key: key?,
         manage_models,
+        model_key,
+        api_base,
         timeout,
         ca_file,
         allow_insecure_http: allowed,
     })
+}
+
+/// What the address of a model's server may look like.
+fn api_base_template(text: &str) -> Result<(), &'static str> {
+    let filled = text.replace("{name}", "a").replace("{served_name}", "a");
+    if filled.contains(['{', '}']) {
+        return Err("holds a placeholder other than {name} and {served_name}");
+    }
+    match Url::parse(&filled) {
+        Ok(url) if !matches!(url.scheme(), "http" | "https") || !url.has_host() => {
+            Err("has to start with http:// or https:// and name a host")
+        }
+        Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+            Err("holds a user name or password; give the key by gateway.model_key_file")
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err("is not a URL; write it like http://{name}.models.svc:8000/v1"),
+    }
 }
 
 fn catalogue(reader: &mut Reader<'_>, root: &Section) -> Option<CatalogueConfig> {

@@ -121,6 +121,38 @@ fn defaults_are_as_documented() {
 }
 
 #[test]
+fn where_models_are_served_is_a_template_for_each_runtime() {
+    let with = |more: &str| LEAST.replace("gateway: {", &format!("gateway: {{{more}, "));
+    let text = with(
+        "model_key_file: /run/secrets/model-key, api_base: {tei: 'https://tei.example.org/{served_name}/v1', cpu: 'http://10.0.0.7:8080/v1'}",
+    );
+    let gateway = accepted(&text, &[]).config.gateway;
+    assert_eq!(
+        gateway.api_base,
+        ApiBases {
+            vllm: "http://{name}-openai.inference.svc.cluster.local:8000/v1".into(),
+            tei: "https://tei.example.org/{served_name}/v1".into(),
+            cpu: "http://10.0.0.7:8080/v1".into(),
+        }
+    );
+    assert!(gateway.model_key.is_some());
+    for (wrong, why) in [
+        ("'http://{model}.svc/v1'", "holds a placeholder other than"),
+        ("vllm.svc:8000", "has to start with http:// or https://"),
+        ("'http://me:pass@{name}.svc/v1'", "holds a user name or password"),
+        ("'{name}'", "is not a URL"),
+    ] {
+        let errors = refused(&with(&format!("api_base: {{vllm: {wrong}}}")), &[]);
+        assert!(
+            errors
+                .iter()
+                .any(|e| e.contains("gateway.api_base.vllm") && e.contains(why)),
+            "{wrong}: {errors:?}"
+        );
+    }
+}
+
+#[test]
 fn the_documented_example_is_accepted() {
     let docs = std::fs::read_to_string(concat!(
         env!("CARGO_MANIFEST_DIR"),
