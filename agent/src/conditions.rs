@@ -16,7 +16,13 @@ pub struct Condition {
     pub since: Timestamp,
     /// The object, the cause and the cure.
     pub message: String,
+    /// What was logged while it holds, so that two causes that take turns are not logged for ever.
+    #[serde(skip)]
+    told: Vec<String>,
 }
+
+/// A condition with more messages than this logs the oldest of them again.
+const MOST_TOLD: usize = 16;
 
 /// The conditions that hold, by name (and subject, where a name can hold for several objects).
 #[derive(Debug)]
@@ -39,7 +45,7 @@ impl Conditions {
         self.held.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Raises a condition; a log line is written only when it is new or its message changed.
+    /// Raises a condition; a log line is written only for a message that was not logged since it began.
     pub fn raise(&self, name: &'static str, subject: impl ToString, message: impl ToString) {
         let (key, message) = ((name, subject.to_string()), message.to_string());
         let mut held = self.lock();
@@ -48,11 +54,18 @@ impl Conditions {
                 return;
             }
             condition.message.clone_from(&message);
+            if condition.told.contains(&message) {
+                return;
+            }
+            if condition.told.len() >= MOST_TOLD {
+                condition.told.remove(0);
+            }
+            condition.told.push(message.clone());
         } else {
             if held.keys().filter(|(n, _)| *n == name).count() >= MOST_SUBJECTS {
                 return;
             }
-            held.insert(key.clone(), Condition { since: self.clock.now(), message: message.clone() });
+            held.insert(key.clone(), Condition { since: self.clock.now(), message: message.clone(), told: vec![message.clone()] });
         }
         drop(held);
         metrics::gauge!("llm_access_condition", "condition" => name).set(1.0);

@@ -8,16 +8,18 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::config::{LogConfig, LogFormat};
 
 /// Starts the log on standard error. Control characters in messages are escaped by the formatter, so that a customer's text
-/// cannot forge a line.
+/// cannot forge a line; a reader that went away must not end the agent.
+/// `quiet` keeps what is only informative out of the way of a command's own output, unless a level was chosen.
 ///
 /// # Errors
 /// A level that is none.
-pub fn log(config: &LogConfig) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&config.level).map_err(|error| format!("log.level: {error}; give one of error, warn, info, debug, trace"))?;
+pub fn log(config: &LogConfig, quiet: bool) -> Result<(), String> {
+    let level = if quiet && config.level == "info" { "warn" } else { &config.level };
+    let filter = EnvFilter::try_new(level).map_err(|error| format!("log.level: {error}; give one of error, warn, info, debug, trace"))?;
     let registry = tracing_subscriber::registry().with(filter);
     let started = match config.format {
-        LogFormat::Json => registry.with(tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr)).try_init(),
-        LogFormat::Text => registry.with(tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr)).try_init(),
+        LogFormat::Json => registry.with(tracing_subscriber::fmt::layer().log_internal_errors(false).json().flatten_event(true).with_writer(std::io::stderr)).try_init(),
+        LogFormat::Text => registry.with(tracing_subscriber::fmt::layer().log_internal_errors(false).with_ansi(false).with_writer(std::io::stderr)).try_init(),
     };
     started.map_err(|error| error.to_string())
 }

@@ -1,13 +1,12 @@
 //! `check`: everything that can be found wrong before it hurts, with the place and the cure.
-#![expect(clippy::print_stdout, reason = "what a command is asked for goes to standard output")]
 
 use std::collections::BTreeSet;
 
-use waldur_client::{Class, ResourceState};
+use waldur_client::{Class, ErrorKind, ResourceState};
 
 use super::EXIT_INPUT;
 use super::commands::Problem;
-use super::print::clean;
+use super::print::{clean, plural, say};
 use crate::agent::Agent;
 use crate::config::WaldurAuth;
 use crate::domain::{Direction, usage_component};
@@ -19,30 +18,55 @@ const ROLES: [&str; 3] = ["CUSTOMER.OWNER", "CUSTOMER.MANAGER", "OFFERING.MANAGE
 /// The offering type whose orders an agent may end.
 const OFFERING_TYPE: &str = "Marketplace.Slurm";
 
+/// The cure where something else than Waldur's API answers.
+const OTHER_SERVER: &str = "this is not a Waldur API; waldur.api_url must end in /api/";
+
 #[derive(Default)]
 struct Report {
+    passed: usize,
     failed: usize,
     warned: usize,
+    /// The first line that could not be printed.
+    unwritten: Option<Problem>,
 }
 
 impl Report {
     fn ok(&mut self, what: &str, detail: impl AsRef<str>) {
-        println!("ok    {what}: {}", clean(detail.as_ref()));
+        self.passed += 1;
+        self.line("ok", what, detail.as_ref());
     }
     fn warn(&mut self, what: &str, detail: impl AsRef<str>) {
         self.warned += 1;
-        println!("warn  {what}: {}", clean(detail.as_ref()));
+        self.line("warn", what, detail.as_ref());
     }
     fn fail(&mut self, what: &str, detail: impl AsRef<str>) {
         self.failed += 1;
-        println!("FAIL  {what}: {}", clean(detail.as_ref()));
+        self.line("FAIL", what, detail.as_ref());
+    }
+    /// Each as soon as it is known, since a peer can take its time. What follows a first line is indented.
+    fn line(&mut self, word: &str, what: &str, detail: &str) {
+        let detail: Vec<String> = detail.lines().map(clean).collect();
+        let printed = say(format_args!("{word:<4}  {what}: {}", detail.join("\n      ")));
+        self.unwritten = self.unwritten.take().or(printed.err());
+    }
+    fn end(self) -> Result<(), Problem> {
+        let failed = self.failed > 0;
+        say(format_args!("{} ok, {}, {} failed", self.passed, plural(self.warned, "warning"), self.failed))?;
+        match self.unwritten {
+            _ if failed => Err(Problem { code: EXIT_INPUT, message: "check found what has to be put right first: the lines that begin with FAIL".into() }),
+            Some(problem) => Err(problem),
+            None => Ok(()),
+        }
     }
 }
 
 /// Runs every check; exit 2 where one fails.
-pub async fn check(agent: &Agent) -> Result<(), Problem> {
+pub async fn check(agent: &Agent, warnings: &[String]) -> Result<(), Problem> {
     let mut report = Report::default();
-    report.ok("configuration", format!("owner {:?}, {} offering(s)", agent.config.owner, agent.config.offerings.len()));
+    report.ok("configuration", format!("owner {:?}, {}", agent.config.owner, plural(agent.config.offerings.len(), "offering")));
+    for warning in warnings {
+        report.warn("configuration", warning);
+    }
     check_credentials(agent, &mut report);
     check_catalogue(agent, &mut report);
     if check_waldur(agent, &mut report).await {
@@ -53,14 +77,18 @@ pub async fn check(agent: &Agent) -> Result<(), Problem> {
         Ok(detail) => report.ok("secrets", detail),
         Err(error) => report.fail("secrets", error.to_string()),
     }
-    for feature in Feature::ALL {
-        match agent.features.known(feature) {
-            Some(works) => report.ok(feature.as_str(), if works { "yes" } else { "no (asked again hourly)" }),
-            None => report.ok(feature.as_str(), "not asked yet; it is learnt at first use"),
-        }
-    }
-    println!("{} failed, {} warnings", report.failed, report.warned);
-    if report.failed == 0 { Ok(()) } else { Err(Problem { code: EXIT_INPUT, message: "check found what has to be put right first".into() }) }
+    report.ok("optional features", features(agent));
+    report.end()
+}
+
+/// What the peers can do, as far as it is known without trying to write.
+fn features(agent: &Agent) -> String {
+    let named = |known: Option<bool>| {
+        let names = Feature::ALL.into_iter().filter(|feature| agent.features.known(*feature) == known);
+        names.map(Feature::as_str).collect::<Vec<_>>().join(", ")
+    };
+    let parts = [("there", Some(true)), ("not there, asked again hourly", Some(false)), ("learnt at first use", None)];
+    parts.map(|(word, known)| (word, named(known))).iter().filter(|(_, names)| !names.is_empty()).map(|(word, names)| format!("{names}: {word}")).collect::<Vec<_>>().join("; ")
 }
 
 fn check_credentials(agent: &Agent, report: &mut Report) {
@@ -109,7 +137,8 @@ async fn check_waldur(agent: &Agent, report: &mut Report) -> bool {
         Err(error) => {
             let cure = match error.class() {
                 Class::Credential => "the token is not accepted; put a valid one into waldur.token_file",
-                Class::NoSuchRoute | Class::Refused => "this is not a Waldur API; waldur.api_url must end in /api/",
+                Class::NoSuchRoute | Class::Refused => OTHER_SERVER,
+                _ if matches!(error.kind, ErrorKind::Decode { .. } | ErrorKind::Foreign { .. }) => OTHER_SERVER,
                 _ => "is waldur.api_url right, and may this machine reach it?",
             };
             report.fail("waldur", format!("{url}: {error}; {cure}"));

@@ -1,5 +1,4 @@
 //! One-off commands. Each is safe beside a running agent: it does what the loops would do, or only reads.
-#![expect(clippy::print_stdout, reason = "what a command is asked for goes to standard output")]
 
 use rust_decimal::Decimal;
 use secrecy::ExposeSecret;
@@ -8,7 +7,7 @@ use uuid::Uuid;
 use waldur_client::{OrderKind, OrderState, ResourceState};
 
 use super::EXIT_INPUT;
-use super::print::{clean, table};
+use super::print::{clean, plural, say, table};
 use crate::agent::{Agent, Failure};
 use crate::config::OfferingConfig;
 use crate::domain::{Mark, team_id};
@@ -87,11 +86,10 @@ pub async fn plan(agent: &Agent) -> Result<(), Problem> {
         lines.push(format!("resource {} is not shown by Waldur: left alone; see `orphans list`", id.simple()));
     }
     if lines.is_empty() {
-        println!("nothing to do: {} resources are as they should be and no order is open", drift.compared);
+        say(format_args!("nothing to do: {} are as they should be and no order is open", plural(drift.compared, "resource")))
     } else {
-        println!("{}", lines.join("\n"));
+        say(lines.join("\n"))
     }
-    Ok(())
 }
 
 async fn plan_order(agent: &Agent, offering: &OfferingConfig, order: &waldur_client::Order, resource: Uuid) -> Result<Vec<String>, Problem> {
@@ -180,11 +178,12 @@ pub async fn status(agent: &Agent, as_json: bool) -> Result<(), Problem> {
         ]);
     }
     if as_json {
-        println!("{}", json!({"resources": values}));
+        say(json!({"resources": values}))
+    } else if rows.is_empty() {
+        say("there are no resources; those that have ended are not listed")
     } else {
-        println!("{}", table(&["RESOURCE", "SLUG", "STATE", "TEAM", "KEYS", "PROJECT SECRET", "CHAT SECRET", "SPEND / BUDGET", "RESET"], &rows));
+        say(table(&["RESOURCE", "SLUG", "STATE", "TEAM", "KEYS", "PROJECT SECRET", "CHAT SECRET", "SPEND / BUDGET", "RESET"], &rows))
     }
-    Ok(())
 }
 
 /// Takes an erred order up again.
@@ -194,8 +193,7 @@ pub async fn retry(agent: &Agent, order: Uuid) -> Result<(), Problem> {
         return Err(wrong(format!("order {} is {}, not erred; there is nothing to retry", order.simple(), seen.state)));
     }
     agent.take_up_again(order).await?;
-    println!("order {} is executing again; a running agent takes it up at its next beat", order.simple());
-    Ok(())
+    say(format_args!("order {} is executing again; a running agent takes it up at its next beat", order.simple()))
 }
 
 /// Prints one key.
@@ -206,8 +204,7 @@ pub async fn show_key(agent: &Agent, resource: Uuid, chat: bool) -> Result<(), P
     let Some(stored) = listed.stored.iter().find(|stored| stored.connection.slot == slot) else {
         return Err(wrong(format!("resource {} has no {} key; `llm-access-agent status` shows what it has", resource.simple(), slot.as_str())));
     };
-    println!("{}", stored.connection.key.expose_secret());
-    Ok(())
+    say(stored.connection.key.expose_secret())
 }
 
 /// Marks a foreign team as ours and tells Waldur.
@@ -225,7 +222,7 @@ pub async fn adopt(agent: &Agent, resource: Uuid) -> Result<(), Problem> {
     }
     let mark = Mark { owner: agent.config.owner.clone(), offering: offering.uuid, resource, project: seen.project, customer: seen.customer };
     match mark.merged_into(&team.metadata) {
-        None => println!("team {id} is ours already"),
+        None => say(format_args!("team {id} is ours already")),
         Some(metadata) => {
             let patch = litellm_client::TeamPatch { metadata: Some(metadata), ..Default::default() };
             agent.gateway.update_team(&id, &patch).await.map_err(Failure::from)?;
@@ -233,10 +230,9 @@ pub async fn adopt(agent: &Agent, resource: Uuid) -> Result<(), Problem> {
             if !kept {
                 return Err(Problem { code: 1, message: format!("team {id} did not keep our mark; try again, and look for another writer") });
             }
-            println!("team {id} is ours now; its own keys stay, and the next beat gives it ours");
+            say(format_args!("team {id} is ours now; its own keys stay, and the next beat gives it ours"))
         }
     }
-    Ok(())
 }
 
 /// Prints what has no living resource.
@@ -244,12 +240,10 @@ pub async fn list_orphans(agent: &Agent) -> Result<(), Problem> {
     let world = agent.read_world().await?;
     let rows = orphan_rows(agent, &world).await?;
     if rows.is_empty() {
-        println!("nothing of ours is without a living resource");
-        return Ok(());
+        return say("nothing of ours is without a living resource");
     }
     let rows: Vec<Vec<String>> = rows.into_iter().map(|(id, state, has)| vec![id.simple().to_string(), state, has]).collect();
-    println!("{}", table(&["RESOURCE", "WALDUR SAYS", "WHAT IS LEFT"], &rows));
-    Ok(())
+    say(table(&["RESOURCE", "WALDUR SAYS", "WHAT IS LEFT"], &rows))
 }
 
 async fn orphan_rows(agent: &Agent, world: &World) -> Result<Vec<(Uuid, String, String)>, Problem> {
@@ -282,7 +276,8 @@ pub async fn remove_orphans(agent: &Agent, only: Option<Uuid>) -> Result<(), Pro
     let mut removed = 0_usize;
     for (id, state, has) in rows {
         let named = only == Some(id);
-        if only.is_some() && !named || !named && state != ResourceState::Terminated.to_string() {
+        let wanted = if only.is_some() { named } else { state == ResourceState::Terminated.to_string() };
+        if !wanted {
             continue;
         }
         let Some(_busy) = agent.schedule.take(id) else { continue };
@@ -296,10 +291,10 @@ pub async fn remove_orphans(agent: &Agent, only: Option<Uuid>) -> Result<(), Pro
         }
         agent.remove_remains(resource).await?;
         removed += 1;
-        println!("removed what was left of resource {} ({has}; Waldur: {state})", id.simple());
+        say(format_args!("removed what was left of resource {} ({has}; Waldur: {state})", id.simple()))?;
     }
     if removed == 0 {
-        println!("nothing to remove: no resource of ours is shown as ended; name one that Waldur does not show to remove it all the same");
+        say("nothing to remove: no resource of ours is shown as ended; name one that Waldur does not show to remove it all the same")?;
     }
     Ok(())
 }

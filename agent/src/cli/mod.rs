@@ -4,6 +4,7 @@ mod check;
 pub mod commands;
 mod print;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub const EXIT_INPUT: u8 = 2;
 
 /// Sells shared LLM access through a Waldur marketplace offering.
 #[derive(Debug, Parser)]
-#[command(name = "llm-access-agent", version, max_term_width = 100)]
+#[command(name = "llm-access-agent", bin_name = "llm-access-agent", version, arg_required_else_help = true)]
 pub struct Cli {
     /// The configuration file.
     #[arg(long, short, global = true, env = "LLM_ACCESS_CONFIG", value_name = "FILE")]
@@ -35,10 +36,10 @@ pub struct Cli {
 enum Command {
     /// Follow orders and keep resources as they should be, until stopped.
     Run {
-        /// Only these loops, separated by commas.
+        /// Only these, separated by commas.
         #[arg(long, value_delimiter = ',', value_name = "LOOP")]
         only: Vec<LoopName>,
-        /// How long work in flight may take to end after SIGTERM, in seconds.
+        /// Longest wait for work in flight after SIGTERM.
         #[arg(long, default_value_t = 25, value_name = "SECONDS")]
         grace: u64,
     },
@@ -97,13 +98,23 @@ enum KeysCommand {
 
 #[derive(Debug, Subcommand)]
 enum OrphansCommand {
-    /// Print them.
+    /// Print them, with what Waldur says of each resource.
     List,
-    /// Remove them: all that Waldur shows as ended, or the one named, also when Waldur does not show it at all.
+    /// Remove what is left of resources that Waldur shows as ended, or of the one named.
     Remove {
-        /// One resource. Its team, keys and Secrets are removed even though Waldur no longer shows it.
+        /// One resource; what is left of it goes even when Waldur does not show it at all.
         resource: Option<Uuid>,
     },
+}
+
+impl Command {
+    /// Whether nothing is changed, so that the log has nothing to tell but trouble.
+    fn only_reads(&self) -> bool {
+        match self {
+            Self::Check | Self::Plan | Self::Status { .. } | Self::Keys { .. } | Self::Orphans { command: OrphansCommand::List } => true,
+            Self::Run { .. } | Self::Orders { .. } | Self::Adopt { .. } | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -135,11 +146,13 @@ async fn run(cli: Cli) -> ExitCode {
         Ok(loaded) => loaded,
         Err(errors) => return fail(EXIT_INPUT, &errors.to_string()),
     };
-    if let Err(error) = telemetry::log(&loaded.config.log) {
+    if let Err(error) = telemetry::log(&loaded.config.log, cli.command.only_reads()) {
         return fail(EXIT_INPUT, &error);
     }
-    for warning in &loaded.warnings {
-        tracing::warn!("configuration: {warning}");
+    if !cli.command.only_reads() {
+        for warning in &loaded.warnings {
+            tracing::warn!("configuration: {warning}");
+        }
     }
     let agent = match Agent::new(loaded.config, Clock::system()).await {
         Ok(agent) => agent,
@@ -147,7 +160,7 @@ async fn run(cli: Cli) -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Run { only, grace } => return daemon(agent, &only, Duration::from_secs(grace)).await,
-        Command::Check => check::check(&agent).await,
+        Command::Check => check::check(&agent, &loaded.warnings).await,
         Command::Plan => commands::plan(&agent).await,
         Command::Status { json } => commands::status(&agent, json).await,
         Command::Orders { command: OrdersCommand::Retry { order } } => commands::retry(&agent, order).await,
@@ -162,18 +175,22 @@ async fn run(cli: Cli) -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the last word of a command goes to the operator's terminal")]
 fn fail(code: u8, message: &str) -> ExitCode {
-    eprintln!("llm-access-agent: {}", message.trim_end());
+    // Nobody may be reading any more; the exit code says it too.
+    let _ = writeln!(std::io::stderr(), "llm-access-agent: {}", message.trim_end());
     ExitCode::from(code)
 }
 
 async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
+    let stop = match signalled() {
+        Ok(stop) => stop,
+        Err(error) => return fail(1, &format!("signals cannot be waited for: {error}")),
+    };
     let metrics = telemetry::metrics();
-    if let Some(listen) = agent.config.http.listen {
-        if let Err(error) = crate::http::serve(listen, agent.clone(), metrics).await {
-            return fail(EXIT_INPUT, &format!("http.listen: {listen} cannot be listened on: {error}"));
-        }
+    if let Some(listen) = agent.config.http.listen
+        && let Err(error) = crate::http::serve(listen, agent.clone(), metrics).await
+    {
+        return fail(EXIT_INPUT, &format!("http.listen: {listen} cannot be listened on: {error}"));
     }
     let loops: Vec<Loop> = if only.is_empty() {
         vec![Loop::Orders, Loop::Resources]
@@ -185,7 +202,7 @@ async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
         Ok(lease) => lease,
         Err(error) => return fail(EXIT_INPUT, &error.to_string()),
     };
-    agent.run(&loops, signalled(), grace).await;
+    agent.run(&loops, stop, grace).await;
     if let Some(lease) = lease {
         // Handed over at once, instead of when it would expire.
         lease.release().await;
@@ -198,17 +215,16 @@ fn offerings(config: &Config) -> String {
     config.offerings.iter().map(|offering| offering.uuid.simple().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Resolves at the first SIGTERM or SIGINT; a second one ends the process at once.
-async fn signalled() {
+/// Resolves at the first SIGTERM or SIGINT from now on; a second one ends the process at once.
+fn signalled() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut term), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
-        std::future::pending::<()>().await;
-        return;
-    };
-    tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
-    tokio::spawn(async move {
+    let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
         tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
-        tracing::warn!("second signal: ending at once");
-        std::process::exit(130);
-    });
+        tokio::spawn(async move {
+            tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
+            tracing::warn!("second signal: ending at once");
+            std::process::exit(130);
+        });
+    })
 }

@@ -1,4 +1,22 @@
-//! Tables for a terminal.
+//! What commands print.
+
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+use super::commands::Problem;
+
+/// Prints a line that the operator asked for. A reader that went away, as `head` does, has seen enough: the command goes on
+/// to its end.
+///
+/// # Errors
+/// Anything else that keeps the line from being written, such as a full disk.
+pub fn say(line: impl Display) -> Result<(), Problem> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Problem { code: 1, message: format!("standard output cannot be written: {error}") }),
+        _ => Ok(()),
+    }
+}
 
 /// Lines of aligned columns. Control characters are shown escaped, so that a customer's text cannot move the cursor.
 #[must_use]
@@ -16,6 +34,12 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut lines = vec![line(head.to_vec())];
     lines.extend(clean.iter().map(|row| line(row.iter().map(String::as_str).collect())));
     lines.join("\n")
+}
+
+/// `1 resource`, `2 resources`.
+#[must_use]
+pub fn plural(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
 /// `text` without control characters.
