@@ -9,6 +9,7 @@ mod models;
 mod number;
 mod page;
 mod scrub;
+mod spend_logs;
 mod teams;
 mod usage;
 
@@ -16,9 +17,10 @@ pub use client::{BuildError, Client, SecretSource, Settings};
 pub use error::{Class, Error, ErrorKind};
 pub use health::Readiness;
 pub use keys::{GeneratedKey, Key, KeyVerdict, NewKey, key_hash};
-pub use models::{ModelInfo, Models};
+pub use models::{DeploymentPatch, ModelInfo, Models, NewDeployment};
+pub use spend_logs::{LogFilter, LoggedCall};
 pub use teams::{Change, NewTeam, Team, TeamPatch};
-pub use usage::{Counts, DayPage, KeyUsage, ModelUsage};
+pub use usage::{Counts, DayPage, KeyUsage, ModelUsage, TeamUsage};
 
 /// The result of a call to the gateway.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -15,10 +15,13 @@ use crate::number;
 const PAGED: &str = "/team/daily/activity";
 const AGGREGATED: &str = "/team/daily/activity/aggregated";
 
-/// Ledger rows per page. The default of 10 splits every busy day; there is no upper limit (measured with 5000).
-const ROWS_PER_PAGE: u64 = 1000;
-/// More pages than any ledger fills: 100 million rows.
-const MAX_PAGES: u64 = 100_000;
+/// Ledger rows per page. The default of 10 splits every busy day; there is no upper limit (measured with this number). One
+/// page is one look at the table, so the larger it is, the fewer rows can move while the pages are read.
+const ROWS_PER_PAGE: u64 = 5000;
+/// Ledger rows per page where a release refuses more.
+const FEWER_ROWS: u64 = 1000;
+/// More pages than any ledger fills: 20 million rows or more.
+const MAX_PAGES: u64 = 20_000;
 
 /// What was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -126,8 +129,21 @@ pub struct DayPage {
     pub date: Date,
     /// By public model name.
     pub models: Vec<ModelUsage>,
+    /// By team: whole sums, and which keys took part.
+    pub teams: Vec<TeamUsage>,
     /// All of this page's part of the day.
     pub totals: Counts,
+}
+
+/// What a team used of all models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TeamUsage {
+    /// The team's id, also of a deleted team; `Unassigned` for keys without a team.
+    pub team_id: String,
+    /// The whole use.
+    pub totals: Counts,
+    /// The hashes of the keys that made it.
+    pub keys: Vec<String>,
 }
 
 // Only the fields below are kept; the other breakdowns of a row (by upstream, provider, endpoint, key, entity), five sixths
@@ -159,6 +175,15 @@ struct Day {
 struct Breakdown {
     #[serde(deserialize_with = "entries")]
     model_groups: Vec<(String, Group)>,
+    #[serde(default, deserialize_with = "entries")]
+    entities: Vec<(String, Entity)>,
+}
+
+#[derive(Deserialize)]
+struct Entity {
+    metrics: Counts,
+    #[serde(default, deserialize_with = "entries")]
+    api_key_breakdown: Vec<(String, de::IgnoredAny)>,
 }
 
 #[derive(Deserialize)]
@@ -218,6 +243,20 @@ impl From<Day> for DayPage {
         Self {
             date: day.date,
             totals: day.metrics,
+            teams: day
+                .breakdown
+                .entities
+                .into_iter()
+                .map(|(team_id, entity)| TeamUsage {
+                    team_id,
+                    totals: entity.metrics,
+                    keys: entity
+                        .api_key_breakdown
+                        .into_iter()
+                        .map(|(hash, _)| hash)
+                        .collect(),
+                })
+                .collect(),
             models: day
                 .breakdown
                 .model_groups
@@ -258,16 +297,40 @@ impl Client {
         from: Date,
         to: Date,
     ) -> Result<Vec<DayPage>> {
-        let filter = filter(PAGED, team_ids, from, to)?;
         let mut days = Vec::new();
+        self.daily_activity_each(team_ids, from, to, |day| days.push(day))
+            .await?;
+        Ok(days)
+    }
+
+    /// Like [`Client::daily_activity`], with each part given to `take` as soon as it is read, so that a large ledger is
+    /// never in memory as a whole. What was taken before an error is worth nothing. Returns the number of pages.
+    ///
+    /// # Errors
+    /// As [`Client::daily_activity`].
+    pub async fn daily_activity_each(
+        &self,
+        team_ids: &[&str],
+        from: Date,
+        to: Date,
+        mut take: impl FnMut(DayPage),
+    ) -> Result<u64> {
+        let filter = filter(PAGED, team_ids, from, to)?;
+        let mut size = ROWS_PER_PAGE;
         let mut wanted = 1;
         loop {
             let mut call = Call::get(PAGED)
                 .cap(USAGE_CAP)
                 .query("page", wanted.to_string())
-                .query("page_size", ROWS_PER_PAGE.to_string());
+                .query("page_size", size.to_string());
             call.query.extend(filter.iter().cloned());
-            let answer = self.call(call).await?;
+            let answer = match self.call(call).await {
+                Err(error) if wanted == 1 && size > FEWER_ROWS && is_page_too_large(&error) => {
+                    size = FEWER_ROWS;
+                    continue;
+                }
+                answer => answer?,
+            };
             let Page { results, metadata } = answer.decode()?;
             if metadata.page != wanted {
                 return Err(answer.incomplete(format!(
@@ -276,17 +339,18 @@ impl Client {
                 )));
             }
             let (empty, more) = (results.is_empty(), metadata.has_more);
-            let contradiction = (more && empty) || (!more && metadata.total_pages > wanted);
-            if contradiction {
+            if (more && empty) || more != (metadata.total_pages > wanted) {
                 return Err(answer.incomplete(format!(
                     "page {wanted} of {} has {} results and says has_more={more}",
                     metadata.total_pages,
                     results.len()
                 )));
             }
-            take(&answer, &mut days, results, from, to)?;
+            for day in results {
+                take(checked(&answer, day, from, to)?);
+            }
             if !more {
-                return Ok(days);
+                return Ok(wanted);
             }
             if wanted == MAX_PAGES {
                 return Err(answer.incomplete("the pages do not end"));
@@ -327,9 +391,10 @@ impl Client {
         if metadata.has_more {
             return Err(answer.incomplete("an answer without pages says that there is more"));
         }
-        let mut days = Vec::with_capacity(results.len());
-        take(&answer, &mut days, results, from, to)?;
-        Ok(Some(days))
+        let days = results
+            .into_iter()
+            .map(|day| checked(&answer, day, from, to));
+        days.collect::<Result<_>>().map(Some)
     }
 }
 
@@ -358,20 +423,16 @@ fn filter(
     Ok(filter)
 }
 
-fn take(
-    answer: &Answer,
-    days: &mut Vec<DayPage>,
-    results: Vec<Day>,
-    from: Date,
-    to: Date,
-) -> Result<()> {
-    for day in results {
-        if day.date < from || day.date > to {
-            return Err(answer.incomplete(format!("asked for {from} to {to}, got {}", day.date)));
-        }
-        days.push(day.into());
+/// 422 is how the framework refuses a parameter.
+fn is_page_too_large(error: &crate::Error) -> bool {
+    matches!(error.kind, ErrorKind::Status { status: 422, .. })
+}
+
+fn checked(answer: &Answer, day: Day, from: Date, to: Date) -> Result<DayPage> {
+    if day.date < from || day.date > to {
+        return Err(answer.incomplete(format!("asked for {from} to {to}, got {}", day.date)));
     }
-    Ok(())
+    Ok(day.into())
 }
 
 #[cfg(test)]

@@ -748,7 +748,7 @@ async fn daily_rows_add_up_exactly() {
             seen.param("page").as_deref(),
             seen.param("page_size").as_deref()
         ),
-        (Some("1"), Some("1000"))
+        (Some("1"), Some("5000"))
     );
     assert_eq!(seen.param("timezone"), None);
 }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use rust_decimal::{Decimal, RoundingStrategy};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::client::Client;
@@ -57,6 +57,17 @@ pub struct Usage {
     pub amount: Decimal,
 }
 
+/// The part of a month's amount that belongs to one day.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DailyUsage {
+    /// Component type.
+    pub kind: String,
+    /// The day.
+    pub date: Date,
+    /// Its part; those of a month add up to the month's total.
+    pub amount: Decimal,
+}
+
 impl Row for ComponentUsage {
     fn id(&self) -> Option<Uuid> {
         self.uuid
@@ -73,24 +84,49 @@ impl Client {
         resource: Uuid,
         billing_period: Date,
     ) -> Result<Vec<ComponentUsage>> {
-        let mut query = vec![
-            ("resource_uuid", resource.simple().to_string()),
-            (
-                "billing_period",
-                billing_period.first_of_month().to_string(),
-            ),
-        ];
-        query.extend(FIELDS.map(|field| ("field", field.to_owned())));
-        let mut usages: Vec<ComponentUsage> =
-            self.list("marketplace-component-usages/", &query).await?;
+        let rows = self
+            .usage_rows(
+                ("resource_uuid", resource.simple().to_string()),
+                billing_period,
+            )
+            .await?;
         // A server that does not know a filter answers as if it were not there.
-        usages.retain(|usage| {
-            usage.resource.is_none_or(|of| of == resource)
-                && usage
-                    .billing_period
-                    .is_none_or(|period| period.first_of_month() == billing_period.first_of_month())
+        let of_it = |row: &ComponentUsage| row.resource.is_none_or(|of| of == resource);
+        Ok(rows.into_iter().filter(of_it).collect())
+    }
+
+    /// What the server holds for all resources of an offering in the month that begins on `billing_period`. Where the
+    /// server does not know the filter, rows of other offerings are among them; each row names its resource.
+    ///
+    /// # Errors
+    /// Any; the list is whole or an error.
+    pub async fn usages_of_offering(
+        &self,
+        offering: Uuid,
+        billing_period: Date,
+    ) -> Result<Vec<ComponentUsage>> {
+        self.usage_rows(
+            ("offering_uuid", offering.simple().to_string()),
+            billing_period,
+        )
+        .await
+    }
+
+    async fn usage_rows(
+        &self,
+        of: (&'static str, String),
+        billing_period: Date,
+    ) -> Result<Vec<ComponentUsage>> {
+        let month = billing_period.first_of_month();
+        let mut query = vec![of, ("billing_period", month.to_string())];
+        query.extend(FIELDS.map(|field| ("field", field.to_owned())));
+        let mut rows: Vec<ComponentUsage> =
+            self.list("marketplace-component-usages/", &query).await?;
+        rows.retain(|row| {
+            row.billing_period
+                .is_none_or(|period| period.first_of_month() == month)
         });
-        Ok(usages)
+        Ok(rows)
     }
 
     /// Reports totals of a month, half-up to two decimals; each replaces what was there. Send all components of a
@@ -106,16 +142,97 @@ impl Client {
         usages: &[Usage],
         date: Option<Timestamp>,
     ) -> Result<()> {
-        let usages: Vec<Value> = usages
-            .iter()
-            .map(|usage| json!({"type": usage.kind, "amount": two_decimals(usage.amount)}))
-            .collect();
-        let mut body = json!({"resource": resource.simple().to_string(), "usages": usages});
+        self.set_usage_by_day(resource, usages, &[], date).await
+    }
+
+    /// Like [`Client::set_usage`], with the part of each day, which late-2026 servers keep for components with a
+    /// spending limit per day or week.
+    ///
+    /// # Errors
+    /// As [`Client::set_usage`].
+    pub async fn set_usage_by_day(
+        &self,
+        resource: Uuid,
+        usages: &[Usage],
+        daily: &[DailyUsage],
+        date: Option<Timestamp>,
+    ) -> Result<()> {
+        let mut body = report(usages, daily);
+        body.insert("resource".into(), resource.simple().to_string().into());
         if let Some(date) = date {
-            body["date"] = Value::String(date.to_string());
+            body.insert("date".into(), Value::String(date.to_string()));
         }
         self.post("marketplace-component-usages/set_usage/", &body)
             .await
+    }
+
+    /// Reports what one API key used in a month (late 2026). Each amount replaces what was there.
+    ///
+    /// # Errors
+    /// [`Class::Conflict`](crate::Class::Conflict) for a month that is over for this key, and
+    /// [`Class::NoSuchRoute`](crate::Class::NoSuchRoute) on servers without it.
+    pub async fn report_key_usage(
+        &self,
+        key: Uuid,
+        usages: &[Usage],
+        billing_period: Date,
+    ) -> Result<()> {
+        let mut body = report(usages, &[]);
+        let month = billing_period.first_of_month().to_string();
+        body.insert("billing_period".into(), month.into());
+        let path = format!(
+            "marketplace-resource-api-keys/{}/report_usage/",
+            key.simple()
+        );
+        self.post(&path, &body).await
+    }
+}
+
+fn report(usages: &[Usage], daily: &[DailyUsage]) -> Map<String, Value> {
+    let mut body = Map::new();
+    let total = |usage: &Usage| json!({"type": usage.kind, "amount": two_decimals(usage.amount)});
+    body.insert("usages".into(), usages.iter().map(total).collect());
+    if !daily.is_empty() {
+        let part = |day: &DailyUsage| json!({"type": day.kind, "date": day.date.to_string(), "amount": two_decimals(day.amount)});
+        body.insert("daily_usages".into(), daily.iter().map(part).collect());
+    }
+    body
+}
+
+impl crate::Error {
+    /// The component types that a refusal of usage names as invalid; one of them refuses the whole batch. Empty where the
+    /// answer names none.
+    #[must_use]
+    pub fn invalid_components(&self) -> Vec<String> {
+        const BEFORE: &str = "These components are invalid: ";
+        let crate::ErrorKind::Status { fields, .. } = &self.kind else {
+            return Vec::new();
+        };
+        let texts = fields.values().flatten();
+        let lists = texts.filter_map(|text| text.strip_prefix(BEFORE));
+        let names = lists.flat_map(|list| list.trim_end_matches('.').split(", "));
+        names
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty())
+            .collect()
+    }
+
+    /// The places in a refused batch of usages that the answer points at: `usages[2].amount` is 2.
+    #[must_use]
+    pub fn refused_usages(&self) -> Vec<usize> {
+        let crate::ErrorKind::Status { fields, .. } = &self.kind else {
+            return Vec::new();
+        };
+        let places = fields.keys().filter_map(|at| at.strip_prefix("usages["));
+        places
+            .filter_map(|rest| rest.split(']').next()?.parse().ok())
+            .collect()
+    }
+
+    /// Whether an answer of status 400 is about this field.
+    #[must_use]
+    pub fn is_about(&self, field: &str) -> bool {
+        matches!(&self.kind, crate::ErrorKind::Status { fields, .. } if fields.contains_key(field))
     }
 }
 
