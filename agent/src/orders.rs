@@ -16,6 +16,7 @@ use crate::features::Feature;
 use crate::gate::Peer;
 use crate::observe::Depth;
 use crate::plan::{Action, Observed, Obstacle, Removal, Rules, Verdict, evaluate, plan_access, plan_removal, wanted_access};
+use crate::resources::TRIPPED;
 use crate::schedule::Busy;
 
 /// The start of every error message that the agent gives an order, by which it knows its own.
@@ -35,7 +36,7 @@ const UNKNOWN_TYPE: &str = "unknown-order-type";
 const WITHOUT_RESOURCE: &str = "order-without-resource";
 
 /// Conditions that concern one resource, cleared when it works.
-const RESOURCE_CONDITIONS: [&str; 7] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "order-waits"];
+const RESOURCE_CONDITIONS: [&str; 8] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "not-kept"];
 
 /// How a turn of an order ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +72,7 @@ impl Agent {
         let mut listed = HashSet::new();
         let (mut unknown, mut homeless) = (HashSet::new(), HashSet::new());
         let mut complete = true;
+        let mut asked = HashSet::new();
         for offering in &self.config.offerings {
             let orders = match self.waldur.orders(offering.uuid, &[OrderState::PendingProvider, OrderState::Executing]).await {
                 Ok(orders) => orders,
@@ -102,6 +104,10 @@ impl Agent {
                     self.conditions.raise(WITHOUT_RESOURCE, order.uuid.simple(), "Waldur shows no resource for this order; it waits");
                     continue;
                 };
+                // Where a right is missing, one order per beat asks whether it is there again.
+                if self.schedule.right(order.uuid).is_some_and(|right| !asked.insert(right)) {
+                    continue;
+                }
                 let Some(busy) = self.schedule.take(resource) else { continue };
                 beat.begun += 1;
                 self.begin(offering.uuid, order, resource, busy);
@@ -116,6 +122,7 @@ impl Agent {
                 }
             }
         }
+        self.forget_rights();
         self.progress.beat("orders");
         beat
     }
@@ -147,7 +154,11 @@ impl Agent {
                 agent.after_end(&order).await
             };
             match followed.await {
-                Ok(()) => agent.schedule.forget(order),
+                Ok(()) => {
+                    agent.schedule.forget(order);
+                    agent.conditions.clear_all(&RESOURCE_CONDITIONS, resource.simple());
+                }
+                Err(Failure::Forbidden { peer, right, message }) => agent.right_is_missing(order, peer, right, &message),
                 Err(failure) => tracing::warn!("the order is no longer open and cannot be followed yet: {failure}"),
             }
         };
@@ -178,6 +189,9 @@ impl Agent {
             Err(_) => "failed",
         };
         metrics::counter!("llm_access_order_turns_total", "kind" => kind, "outcome" => outcome).increment(1);
+        if matches!(turn, Ok(Turn::Done)) {
+            self.right_is_there(order.uuid);
+        }
         match turn {
             Ok(Turn::Done) => {
                 tracing::info!(took = %took, "order done");
@@ -206,9 +220,12 @@ impl Agent {
     }
 
     async fn order_failed(&self, order: &Order, resource: Uuid, failure: &Failure) {
+        if let Failure::Forbidden { peer, right, message } = failure {
+            return self.right_is_missing(order.uuid, *peer, right.clone(), message);
+        }
         self.note_failure(failure);
         match failure {
-            Failure::Credential { .. } => {
+            Failure::Credential { .. } | Failure::Forbidden { .. } => {
                 // A fault of the site: no order is to blame and none is put off; the gate lets one probe through per beat.
                 tracing::debug!("{failure}");
             }
@@ -319,11 +336,12 @@ impl Agent {
                     OrderState::Executing => Ok(None),
                     // Servers of the first generation trip over their own plugin when they begin an update or an end, though
                     // nothing went wrong with it; taken up again, it goes on.
-                    OrderState::Erred => {
+                    OrderState::Erred if order.kind != OrderKind::Create && now.error_message.contains(TRIPPED) => {
                         tracing::info!("Waldur erred the order while it was approved ({}); it is taken up again", now.error_message);
                         self.take_up_again(order.uuid).await?;
                         Ok(None)
                     }
+                    state @ (OrderState::Erred | OrderState::Canceled | OrderState::Rejected) => Ok(Some(Turn::Ended(state))),
                     _ => Ok(Some(Turn::LeftToPeople)),
                 }
             }
@@ -384,12 +402,9 @@ impl Agent {
             }
         }
         let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-        Err(Failure::Transient {
-            peer: Peer::Gateway,
-            message: format!("the peers do not keep what is written ({}); is there a default_team_params setting or another writer?", left.join("; ")),
-            retry_after: None,
-            unreachable: false,
-        })
+        let message = format!("the peers do not keep what is written ({}); is there a default_team_params setting or another writer?", left.join("; "));
+        self.conditions.raise("not-kept", id.simple(), format!("resource {}: {message}", id.simple()));
+        Err(Failure::Transient { peer: Peer::Gateway, message, retry_after: None, unreachable: false })
     }
 
     /// Reads the order once more and ends it, if it is still ours to end.

@@ -1,6 +1,6 @@
 //! The resource loop: everything that lives is compared with what it should be, in bulk, and what drifted is repaired.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use tracing::Instrument;
@@ -17,7 +17,7 @@ use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
 use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access};
 
 /// Conditions of a resource that the slow beat raises and clears.
-const DRIFT_CONDITIONS: [&str; 7] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "limits-not-servable", "no-models", "two-writers"];
+const DRIFT_CONDITIONS: [&str; 8] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "not-kept"];
 
 /// Looks and removals in one go.
 const ROUNDS: usize = 4;
@@ -40,7 +40,7 @@ pub struct Drift {
 }
 
 /// How a Waldur of the first generation says that its own plugin was in the wrong state for an order that we approved.
-const TRIPPED: &str = "Can't switch from state";
+pub(crate) const TRIPPED: &str = "Can't switch from state";
 
 /// The states of resources that have not ended.
 const LIVING: [ResourceState; 5] = [ResourceState::Creating, ResourceState::Ok, ResourceState::Erred, ResourceState::Updating, ResourceState::Terminating];
@@ -75,8 +75,13 @@ impl Agent {
     async fn compare_everything(&self) -> Result<Drift, Failure> {
         let world = self.read_world().await?;
         let drift = self.find_drift(&world).await?;
+        let mut asked = HashSet::new();
         for id in &drift.drifted {
             if let Some((offering, resource)) = world.resources.get(id) {
+                // Where a right is missing, one repair per pass asks whether it is there again.
+                if self.schedule.right(*id).is_some_and(|right| !asked.insert(right)) {
+                    continue;
+                }
                 self.begin_repair(*offering, resource.clone());
             }
         }
@@ -103,7 +108,19 @@ impl Agent {
             for resource in self.waldur.resources(uuid, &LIVING).await? {
                 world.resources.insert(resource.uuid, (uuid, resource));
             }
-            let governed = self.refresh_governed(uuid).await?;
+            let governed = match self.refresh_governed(uuid).await {
+                Ok(governed) => {
+                    self.conditions.clear("offering-not-shown", uuid.simple());
+                    governed
+                }
+                // An agent that lost its role sees neither the offering nor its resources: what that means for those is
+                // judged with everything else.
+                Err(error) if error.class() == waldur_client::Class::NotFound && !world.resources.values().any(|(of, _)| *of == uuid) => {
+                    self.conditions.raise("offering-not-shown", uuid.simple(), format!("Waldur does not show offering {}; check its uuid in the configuration and the agent's role in Waldur", uuid.simple()));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             if self.features.worth_trying(Feature::ApiKeys) && !governed {
                 if let Some(keys) = self.api_keys(ApiKeyFilter { offering: Some(uuid), resource: None }).await? {
                     world.with_api_keys.push(uuid);
@@ -167,7 +184,8 @@ impl Agent {
                 };
                 match plan {
                     Ok(actions) if actions.is_empty() && !erred => {
-                        self.conditions.clear_all(&DRIFT_CONDITIONS[..6], id.simple());
+                        self.conditions.clear_all(&DRIFT_CONDITIONS, id.simple());
+                        self.schedule.forget(*id);
                         if seen.mark_repairs == 0 {
                             self.conditions.clear("two-writers", id.simple());
                         }
@@ -251,7 +269,7 @@ impl Agent {
         // One in twenty, rounded down, may be out of sight before everything is doubted; those not asked about this time are
         // taken to be like those that were.
         if drift.lost.len().saturating_mul(missing.len()).saturating_mul(20) > ours.len().saturating_mul(asked.len()) {
-            let (seen, known) = (ours.len() - missing.len(), ours.len());
+            let (seen, known) = (ours.len() - missing.len() + asked.len() - drift.lost.len(), ours.len());
             self.conditions.raise(NAME, "", format!("Waldur answers but shows only {seen} of {known} resources that are known by our mark; nothing is removed. Check the agent's role in Waldur and the offering uuids"));
             drift.orphans.clear();
         } else {
@@ -282,7 +300,11 @@ impl Agent {
             let Ok(_worker) = agent.workers.clone().acquire_owned().await else { return };
             let Some(offering) = agent.offering(offering) else { return };
             match agent.repair(offering, id).await {
-                Ok(()) => agent.schedule.forget(id),
+                Ok(()) => {
+                    agent.right_is_there(id);
+                    agent.schedule.forget(id);
+                }
+                Err(Failure::Forbidden { peer, right, message }) => agent.right_is_missing(id, peer, right, &message),
                 Err(failure) => {
                     agent.note_failure(&failure);
                     if let Failure::Blocked(obstacle) = &failure {
@@ -358,9 +380,16 @@ impl Agent {
                 let resource = agent.waldur.resource(id).await?;
                 if resource.state == ResourceState::Terminated { agent.remove_remains(resource).await } else { Ok(()) }
             };
-            if let Err(failure) = removed.await {
-                agent.note_failure(&failure);
-                tracing::warn!("what is left of an ended resource could not be removed yet: {failure}");
+            match removed.await {
+                Ok(()) => {
+                    agent.right_is_there(id);
+                    agent.schedule.forget(id);
+                }
+                Err(Failure::Forbidden { peer, right, message }) => agent.right_is_missing(id, peer, right, &message),
+                Err(failure) => {
+                    agent.note_failure(&failure);
+                    tracing::warn!("what is left of an ended resource could not be removed yet: {failure}");
+                }
             }
         };
         self.tasks.spawn(work.instrument(span));

@@ -32,6 +32,8 @@ struct Waiting {
     delays: ExponentialBackoff,
     refusals: u32,
     why: String,
+    /// The right that is missing for it.
+    right: Option<String>,
 }
 
 /// The right to work on one resource; it ends when dropped.
@@ -88,7 +90,7 @@ impl Schedule {
         let max = self.backoff.max;
         let fresh = self.delays();
         let mut inner = self.lock();
-        let waiting = inner.waiting.entry(order).or_insert_with(|| Waiting { due: now, delays: fresh, refusals: 0, why: String::new() });
+        let waiting = inner.waiting.entry(order).or_insert_with(|| Waiting { due: now, delays: fresh, refusals: 0, why: String::new(), right: None });
         let delay = waiting.delays.next().unwrap_or(max).max(at_least.unwrap_or_default()).min(max.saturating_mul(2));
         waiting.due = after(now, delay);
         why.clone_into(&mut waiting.why);
@@ -96,10 +98,36 @@ impl Schedule {
         (delay, waiting.refusals)
     }
 
+    /// Puts an order off for want of a right, longer each time.
+    pub fn forbid(&self, order: Uuid, right: &str, why: &str) -> Duration {
+        let (delay, _) = self.back_off(order, why, None, false);
+        if let Some(waiting) = self.lock().waiting.get_mut(&order) {
+            waiting.right = Some(right.to_owned());
+        }
+        delay
+    }
+
+    /// The right that an order waits for.
+    #[must_use]
+    pub fn right(&self, order: Uuid) -> Option<String> {
+        self.lock().waiting.get(&order).and_then(|waiting| waiting.right.clone())
+    }
+
+    /// Every right that something waits for.
+    #[must_use]
+    pub fn rights(&self) -> HashSet<String> {
+        self.lock().waiting.values().filter_map(|waiting| waiting.right.clone()).collect()
+    }
+
+    /// A right is there again: everything that waited for it is due.
+    pub fn allow(&self, right: &str) {
+        self.lock().waiting.retain(|_, waiting| waiting.right.as_deref() != Some(right));
+    }
+
     /// Puts an order off until a known time, without counting it as a failure.
     pub fn wait_until(&self, order: Uuid, until: Timestamp, why: &str) {
         let delays = self.delays();
-        self.lock().waiting.insert(order, Waiting { due: until, delays, refusals: 0, why: why.to_owned() });
+        self.lock().waiting.insert(order, Waiting { due: until, delays, refusals: 0, why: why.to_owned(), right: None });
     }
 
     /// An order is through, or gone: nothing about it is kept.

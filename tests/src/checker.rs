@@ -71,9 +71,11 @@ pub fn problems(world: &World) -> Vec<String> {
                 }
             }
         }
+        // Waldur lets no provider end a key on its own: one that was lost stays listed, and the newest is the one that works.
         let known = world.waldur.api_keys(resource.uuid);
-        let serving: Vec<_> = known.iter().filter(|key| key.state == "OK").collect();
-        if !known.is_empty() && (serving.len() != 1 || serving[0].key != world.key(resource.uuid, "project")) {
+        let serving = known.iter().filter(|key| key.state == "OK");
+        let newest = serving.max_by_key(|key| key.client_id.rsplit('-').next().and_then(|n| n.parse::<u32>().ok()));
+        if !known.is_empty() && newest.map(|key| &key.key) != Some(&world.key(resource.uuid, "project")) {
             problems.push(format!("{name}: Waldur shows keys {:?}", known.iter().map(|k| (&k.client_id, &k.state)).collect::<Vec<_>>()));
         }
         if resource.endpoints.is_empty() && resource.report.is_empty() {
