@@ -18,12 +18,14 @@ use crate::config::{self, Config};
 use crate::resources::Loop;
 use crate::telemetry;
 
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 trouble with Waldur, the gateway or the Secrets, 2 what was given or found is wrong.";
+
 /// Something the operator gave is wrong; nothing was done.
 pub const EXIT_INPUT: u8 = 2;
 
 /// Sells shared LLM access through a Waldur marketplace offering.
 #[derive(Debug, Parser)]
-#[command(name = "llm-access-agent", bin_name = "llm-access-agent", version, arg_required_else_help = true)]
+#[command(name = "llm-access-agent", bin_name = "llm-access-agent", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub struct Cli {
     /// The configuration file.
     #[arg(long, short, global = true, env = "LLM_ACCESS_CONFIG", value_name = "FILE")]
@@ -65,7 +67,7 @@ enum Command {
     },
     /// Take over a team under a resource's id that is not marked as ours.
     Adopt {
-        /// The resource.
+        /// Its uuid, as in Waldur and in the log.
         resource: Uuid,
     },
     /// Teams and Secrets of ours whose resource has ended, or is not shown by Waldur.
@@ -79,18 +81,18 @@ enum Command {
 enum OrdersCommand {
     /// Take up an erred order again, however often it has erred.
     Retry {
-        /// The order.
+        /// Its uuid, as in Waldur and in the log.
         order: Uuid,
     },
 }
 
 #[derive(Debug, Subcommand)]
 enum KeysCommand {
-    /// Print the keys of a resource. The output is secret.
+    /// Print the project's key of a resource. The output is secret.
     Show {
-        /// The resource.
+        /// Its uuid, as in Waldur and in the log.
         resource: Uuid,
-        /// The key for Open WebUI instead of the project's own.
+        /// The key of Open WebUI instead.
         #[arg(long)]
         chat: bool,
     },

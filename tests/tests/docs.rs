@@ -1,0 +1,107 @@
+//! The documents name what the code has.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn sources(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+/// The text of a string literal at the start of `text`.
+fn literal(text: &str) -> Option<&str> {
+    text.strip_prefix('"')?.split('"').next()
+}
+
+/// The names of all conditions: given to `raise` as a literal or constant, or returned by what `raise` is given.
+fn conditions() -> BTreeSet<String> {
+    let mut files = Vec::new();
+    sources(&root().join("agent/src"), &mut files);
+    let constant = |name: &str| {
+        let declared = format!("const {name}: &str = ");
+        files.iter().find_map(|file| file.split_once(&declared).and_then(|(_, rest)| literal(rest)))
+    };
+    let mut names = BTreeSet::new();
+    for file in &files {
+        for (_, rest) in file.match_indices("conditions.raise(").map(|(at, found)| file.split_at(at + found.len())) {
+            let argument = rest.trim_start();
+            if let Some(name) = literal(argument) {
+                names.insert(name.to_owned());
+                continue;
+            }
+            let name = argument.split(',').next().unwrap();
+            if name.chars().all(|c| c.is_ascii_uppercase() || c == '_') {
+                // A constant is declared in the function or file that uses it.
+                let declared = format!("const {name}: &str = ");
+                let own = file.split_once(&declared).and_then(|(_, rest)| literal(rest));
+                names.insert(own.or_else(|| constant(name)).unwrap_or_else(|| panic!("where is {name}?")).to_owned());
+                continue;
+            }
+            // obstacle.condition(), peer.refused(): the literals of that function.
+            let method = name.rsplit('.').next().unwrap().trim_end_matches("()");
+            let declared = format!("fn {method}(");
+            let bodies = files.iter().filter_map(|file| file.split_once(&declared)).map(|(_, rest)| rest.split("\n    }\n").next().unwrap());
+            let found: BTreeSet<String> = bodies.flat_map(|body| body.split("=> ").skip(1).filter_map(literal)).filter(|name| name.contains('-')).map(ToOwned::to_owned).collect();
+            assert!(!found.is_empty(), "what does {name} give?");
+            names.extend(found);
+        }
+    }
+    names
+}
+
+#[test]
+fn every_condition_has_its_row_with_a_cure() {
+    let text = fs::read_to_string(root().join("docs/operations.md")).unwrap();
+    let table = text.split_once("\n## Conditions\n").unwrap().1.split("\n## ").next().unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    let mut documented = BTreeSet::new();
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        assert!(cells.len() == 3 && cells.iter().all(|cell| !cell.is_empty()), "{row}");
+        documented.extend(cells[0].split('`').filter(|name| !name.trim_matches([' ', ',']).is_empty()).map(ToOwned::to_owned));
+    }
+    assert!(documented.len() > 15, "{documented:?}");
+    assert_eq!(conditions(), documented);
+}
+
+#[test]
+fn every_link_between_the_documents_leads_somewhere() {
+    let mut pages = vec![root().join("README.md")];
+    pages.extend(fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    let mut seen = 0;
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).filter(|link| !link.contains("://") && !link.starts_with('#')) {
+            seen += 1;
+            let file = link.split('#').next().unwrap();
+            assert!(page.parent().unwrap().join(file).exists(), "{}: {link}", page.display());
+        }
+    }
+    assert!(seen > 3);
+}
+
+#[test]
+fn every_test_that_the_invariants_name_is_there() {
+    let text = fs::read_to_string(root().join("docs/invariants.md")).unwrap();
+    let mut named = 0;
+    for name in text.split('`').skip(1).step_by(2) {
+        let Some((file, test)) = name.split_once("::") else { continue };
+        named += 1;
+        let source = fs::read_to_string(root().join("tests/tests").join(format!("{file}.rs"))).unwrap_or_else(|_| panic!("{name}: no such file"));
+        let start = format!("fn {}", test.trim_end_matches(['…', '*']));
+        assert!(source.contains(&start), "{name}");
+    }
+    assert!(named > 10);
+}
