@@ -94,6 +94,14 @@ free_port() {
   echo "$port"
 }
 
+# run_port N: a free port for the N-th listener of this run. They are below those that the system hands out by itself, which
+# others may take while a proxy starts, and each run counts from a place of its own.
+run_port() {
+  local place
+  place=$(printf '%s' "$STATE" | cksum | cut -d ' ' -f 1)
+  free_port $((20000 + place % 500 * 20 + $1))
+}
+
 # remember NAME VALUE: a line of $STATE/env, which `peers env` prints and the tests get as environment variables.
 remember() {
   sed -i "/^LLM_ACCESS_REAL_$1=/d" "$STATE/env"

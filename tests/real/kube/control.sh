@@ -26,7 +26,7 @@ kube_ready() {
 kube_up() {
   local bin=$CACHE/kube/bin api store peering group name
   certificates "$STATE/pki"
-  api=$(free_port 56450)
+  api=$(run_port 10)
   store=$(free_port $((api + 1)))
   peering=$(free_port $((store + 1)))
   remember KUBE_URL "https://127.0.0.1:$api"

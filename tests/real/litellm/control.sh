@@ -27,11 +27,11 @@ database_stop() { pg_stop "$STATE/pgdata"; }
 litellm_up() {
   local port
   cp -a "$CACHE/litellm/pgdata" "$STATE/pgdata"
-  port=$(free_port 56480)
+  port=$(run_port 16)
   remember DATABASE_PORT "$port"
   database_start
 
-  port=$(free_port 56470)
+  port=$(run_port 15)
   remember UPSTREAM_URL "http://127.0.0.1:$port"
   UPSTREAM_PORT=$port UPSTREAM_MODELS=kestrel-8b-instruct,heron-70b-instruct,qwen2.5-0.5b-instruct,qwen3-embedding-0.6b \
     launch upstream node "$REAL/litellm/upstream.js"
@@ -57,7 +57,7 @@ proxy_launch() {
   url=$(recall "$(variant_key "$variant")")
   if [ -z "$url" ]; then
     psql_at "$(recall DATABASE_PORT)" postgres -c "CREATE DATABASE $database TEMPLATE litellm"
-    port=56440
+    port=$(run_port 0)
     while port=$(free_port "$port") && grep -q ":$port\$" "$STATE/env"; do port=$((port + 1)); done
     url=http://127.0.0.1:$port
     remember "$(variant_key "$variant")" "$url"
