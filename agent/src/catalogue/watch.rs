@@ -75,6 +75,7 @@ pub struct View {
     pub missing: BTreeMap<String, Timestamp>,
     /// Those of the missing that may be ordered as before: nobody said that they should go.
     pub kept_choices: BTreeSet<String>,
+    sold: BTreeSet<String>,
     /// Set while too many models are missing at once.
     pub held: Option<Shrink>,
     /// Whether the last read was good.
@@ -93,6 +94,7 @@ impl View {
     #[must_use]
     pub fn of(catalogue: Catalogue) -> Self {
         Self {
+            sold: catalogue.orderable(),
             catalogue: Arc::new(catalogue),
             gone: BTreeSet::new(),
             withdrawn: BTreeSet::new(),
@@ -105,10 +107,8 @@ impl View {
 
     /// What projects may order: what the catalogue offers, and what it lost too short a time ago to believe it.
     #[must_use]
-    pub fn orderable(&self) -> BTreeSet<String> {
-        let mut orderable = self.catalogue.orderable();
-        orderable.extend(self.kept_choices.iter().cloned());
-        orderable
+    pub fn orderable(&self) -> &BTreeSet<String> {
+        &self.sold
     }
 
     /// Whether no project of an offering with these `always_include` is to call the model any more.
@@ -220,8 +220,10 @@ impl Watch {
             (Some(_), None) => Arc::new(Catalogue { max_budget: read.max_budget.or(remembered.max_budget), ..read.clone() }),
         };
         let missing: BTreeMap<String, Timestamp> = self.absent.iter().map(|(name, wait)| (name.clone(), wait.since)).collect();
-        let kept_choices = self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned().collect();
-        let view = View { catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, held, readable: true };
+        let kept_choices: BTreeSet<String> = self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned().collect();
+        let mut sold = catalogue.orderable();
+        sold.extend(kept_choices.iter().cloned());
+        let view = View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, held, readable: true };
         if self.view.as_deref() != Some(&view) {
             self.view = Some(Arc::new(view));
         }

@@ -56,7 +56,7 @@ fn an_absent_model_changes_nothing_until_the_hold_and_three_reads_are_over() {
     site.read(&whole);
     let view = site.read(&less);
     assert_eq!((&view.gone, view.held.clone()), (&set(&[]), None));
-    assert_eq!(view.orderable(), whole.orderable());
+    assert_eq!(*view.orderable(), whole.orderable());
     assert!(view.model("e").is_some(), "its entry is still acted upon");
 
     site.later(HOUR);
@@ -65,10 +65,10 @@ fn an_absent_model_changes_nothing_until_the_hold_and_three_reads_are_over() {
     site.later(Duration::from_secs(60));
     let view = site.read(&less);
     assert_eq!(view.gone, set(&["e"]));
-    assert_eq!(view.orderable(), less.orderable());
+    assert_eq!(*view.orderable(), less.orderable());
 
     let view = site.read(&whole);
-    assert_eq!((&view.gone, view.orderable()), (&set(&[]), whole.orderable()));
+    assert_eq!((&view.gone, view.orderable()), (&set(&[]), &whole.orderable()));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_file_cut_at_a_line_end_is_held_for_ever_and_let_through_by_its_digest_alone
         let view = site.read(&cut);
         let held = view.held.clone().unwrap();
         assert_eq!((held.missing.len(), held.of), (11, 12));
-        assert_eq!((&view.gone, view.orderable(), view.models.len()), (&set(&[]), whole.orderable(), 12));
+        assert_eq!((&view.gone, view.orderable(), view.models.len()), (&set(&[]), &whole.orderable(), 12));
         site.later(HOUR);
     }
     site.remembered.accepted = set(&["another digest"]);
@@ -182,7 +182,7 @@ fn a_restart_over_a_cut_file_prunes_nothing_of_what_the_offering_knows() {
         site.later(HOUR);
         let view = site.read(&cut);
         assert_eq!((view.held.clone().map(|held| held.missing.len()), &view.gone), (Some(6), &set(&[])));
-        assert_eq!(view.orderable(), set(&names[..7]));
+        assert_eq!(*view.orderable(), set(&names[..7]));
     }
     // A fresh process that reads offering and file at once also keeps the budget that the cut may have taken.
     let remembered = site.remembered.clone();
@@ -207,7 +207,7 @@ fn what_is_switched_off_on_purpose_is_no_longer_sold_at_once_and_gone_after_the_
     let off = catalogue(&["a", "b enabled: false", "c orderable: false"]);
     let view = site.read(&off);
     assert_eq!(view.held, None, "two of three, but on purpose");
-    assert_eq!(view.orderable(), set(&["a"]));
+    assert_eq!(*view.orderable(), set(&["a"]));
     assert!(!view.is_stale("b", &[]) && !view.is_stale("c", &[]));
     for _ in 0..3 {
         site.later(Duration::from_secs(1300));

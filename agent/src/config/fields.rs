@@ -81,6 +81,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("offerings", "list, at least one", "required", "The offerings to serve. As a variable: UUIDs with commas between, or a JSON array of objects."),
     field("offerings[].uuid", "UUID", "required", "The offering's UUID in Waldur."),
     field("offerings[].plans", "list of text", "every plan of the offering", "Names of the plans whose prices the agent keeps."),
+    field("offerings[].components", "list of per_model, aggregate", "`per_model`; with `billing: spend` both", "Which usage components the offering has: two per model, or three over all models."),
     field("offerings[].billing", "per_model or spend", "`per_model`", "Which usage components charge; the others are priced 0."),
     field("offerings[].token_unit", "1, 1k or 1M", "`1k`", "How many tokens one unit of a usage component is."),
     field("offerings[].currency", "text, 1 to 10 characters", "`EUR`", "A label; the same for all offerings of an environment."),

@@ -215,6 +215,8 @@ pub struct OfferingConfig {
     pub uuid: Uuid,
     /// Names of the plans whose prices the agent keeps; empty for every plan of the offering.
     pub plans: Vec<String>,
+    /// Which usage components the offering has; the family that charges is among them.
+    pub components: Vec<Family>,
     /// Which usage components charge.
     pub billing: Billing,
     /// How many tokens one unit of a usage component is.
@@ -231,6 +233,15 @@ pub struct OfferingConfig {
     pub on_downscale: OnDownscale,
     /// How the customer gets the key.
     pub delivery: Delivery,
+}
+
+/// A family of usage components.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `<model>:input` and `<model>:output`.
+    PerModel,
+    /// `input_tokens`, `output_tokens` and `spend`, over all models.
+    Aggregate,
 }
 
 /// Which usage components charge; the others are priced 0.
@@ -975,6 +986,7 @@ fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig
         "billing",
         &[("per_model", Billing::PerModel), ("spend", Billing::Spend)],
     );
+    let components = components(reader, section, billing.unwrap_or(Billing::PerModel));
     let units = [
         ("1", TokenUnit::One),
         ("1k", TokenUnit::Thousand),
@@ -1029,6 +1041,7 @@ fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig
     Some(OfferingConfig {
         uuid: uuid?,
         plans,
+        components,
         billing: billing.unwrap_or(Billing::PerModel),
         token_unit: token_unit.unwrap_or(TokenUnit::Thousand),
         currency: currency.unwrap_or_else(|| "EUR".to_owned()),
@@ -1040,6 +1053,38 @@ fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig
             api_key_on_old_servers: key_delivery,
         },
     })
+}
+
+/// The families of usage components. The one that charges has to be among them.
+fn components(reader: &mut Reader<'_>, section: &Section, billing: Billing) -> Vec<Family> {
+    const KEY: &str = "components";
+    let (charging, word) = match billing {
+        Billing::PerModel => (Family::PerModel, "per_model"),
+        Billing::Spend => (Family::Aggregate, "aggregate"),
+    };
+    let written = reader.texts(section, KEY);
+    if written.is_empty() {
+        return match billing {
+            Billing::PerModel => vec![Family::PerModel],
+            Billing::Spend => vec![Family::PerModel, Family::Aggregate],
+        };
+    }
+    let mut families = Vec::new();
+    for text in &written {
+        match text.as_str() {
+            "per_model" => families.push(Family::PerModel),
+            "aggregate" => families.push(Family::Aggregate),
+            _ => {
+                let message = format!("holds {text:?}, which is neither per_model nor aggregate");
+                reader.fault(section, KEY, message);
+            }
+        }
+    }
+    if families.len() == written.len() && !families.contains(&charging) {
+        let message = format!("is without {word}, which is what billing charges by; add it");
+        reader.fault(section, KEY, message);
+    }
+    families
 }
 
 fn limits(reader: &mut Reader<'_>, offering: &Section) -> LimitsConfig {

@@ -49,7 +49,7 @@ pub fn wanted_access(rules: &Rules<'_>, resource: &Resource, order: Option<&Orde
             customer: resource.customer,
         },
         limits,
-        models: resolve_models(&request, &rules.catalogue.orderable(), &rules.offering.always_include, held, &|name| rules.catalogue.is_stale(name, &rules.offering.always_include)),
+        models: resolve_models(&request, rules.catalogue.orderable(), &rules.offering.always_include, held, &|name| rules.catalogue.is_stale(name, &rules.offering.always_include)),
         blocked,
         order: order.map(|order| order.uuid),
         key_in_report: rules.offering.delivery.api_key_on_old_servers == ApiKeyDelivery::Report,

@@ -3,6 +3,7 @@
 mod access;
 mod evaluate;
 mod notes;
+mod offering;
 mod removal;
 mod usage;
 
@@ -28,6 +29,7 @@ pub(crate) use access::API;
 pub use access::{plan_access, wanted_access};
 pub use evaluate::{Verdict, evaluate};
 pub use notes::{Note, Notes, remembered};
+pub use offering::{Finding, OfferingAction, OfferingPlan, Shop, Stage, plan_offering, removable_from, stage};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{ModelTotals, component_amounts, sum_models};
 
