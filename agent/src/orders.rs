@@ -298,10 +298,10 @@ impl Agent {
         let resource = self.waldur.resource(resource).await?;
         let governed = self.is_governed(offering.uuid).await?;
         tracing::trace!(governed, "offering known");
-        if order.state == OrderState::PendingProvider {
-            if let Some(turn) = self.judge(offering, order, &resource).await? {
-                return Ok(turn);
-            }
+        if order.state == OrderState::PendingProvider
+            && let Some(turn) = self.judge(offering, order, &resource).await?
+        {
+            return Ok(turn);
         }
         match order.kind {
             OrderKind::Terminate => self.terminate(order, resource).await,

@@ -121,13 +121,14 @@ impl Agent {
                 }
                 Err(error) => return Err(error.into()),
             };
-            if self.features.worth_trying(Feature::ApiKeys) && !governed {
-                if let Some(keys) = self.api_keys(ApiKeyFilter { offering: Some(uuid), resource: None }).await? {
-                    world.with_api_keys.push(uuid);
-                    for key in keys {
-                        if let Some(resource) = key.resource {
-                            world.api_keys.entry(resource).or_default().push(key);
-                        }
+            if self.features.worth_trying(Feature::ApiKeys)
+                && !governed
+                && let Some(keys) = self.api_keys(ApiKeyFilter { offering: Some(uuid), resource: None }).await?
+            {
+                world.with_api_keys.push(uuid);
+                for key in keys {
+                    if let Some(resource) = key.resource {
+                        world.api_keys.entry(resource).or_default().push(key);
                     }
                 }
             }
@@ -414,7 +415,7 @@ impl Agent {
         Err(Failure::Conflict { message: format!("what is left of resource {} is still there after {ROUNDS} attempts", id.simple()) })
     }
 
-    /// Runs both loops until `stop` resolves, then waits for the work in flight, at most `grace`.
+    /// Runs `loops` until `stop` resolves, then waits for the work in flight, at most `grace`.
     pub async fn run(&self, loops: &[Loop], stop: impl Future<Output = ()>, grace: Duration) {
         let token = tokio_util::sync::CancellationToken::new();
         let mut running = tokio::task::JoinSet::new();
@@ -423,6 +424,7 @@ impl Agent {
             let interval = match which {
                 Loop::Orders => self.config.intervals.orders,
                 Loop::Resources => self.config.intervals.resources,
+                Loop::Offering => self.config.intervals.offering,
             };
             self.progress.expect(which.as_str(), interval);
             running.spawn(async move {
@@ -431,6 +433,7 @@ impl Agent {
                         _ if !agent.is_leading() => agent.progress.beat(which.as_str()),
                         Loop::Orders => drop(agent.order_beat().await),
                         Loop::Resources => drop(agent.resource_beat().await),
+                        Loop::Offering => agent.offering_beat().await,
                     }
                     tokio::select! {
                         () = agent.clock.sleep(crate::orders::jittered(interval)) => {}
@@ -465,6 +468,8 @@ pub enum Loop {
     Orders,
     /// Resources.
     Resources,
+    /// Offerings and their catalogue.
+    Offering,
 }
 
 impl Loop {
@@ -474,6 +479,7 @@ impl Loop {
         match self {
             Self::Orders => "orders",
             Self::Resources => "resources",
+            Self::Offering => "offering",
         }
     }
 }
