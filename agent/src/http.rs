@@ -66,7 +66,7 @@ impl Progress {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float; a second is exact for 285 million years")]
-fn seconds(at: Timestamp) -> f64 {
+pub(crate) fn seconds(at: Timestamp) -> f64 {
     at.as_second() as f64
 }
 

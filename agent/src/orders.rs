@@ -91,6 +91,8 @@ impl Agent {
             metrics::gauge!("llm_access_open_orders", "offering" => offering.uuid.simple().to_string()).set(count(orders.len()));
             let mut orders = orders;
             orders.sort_by_key(|order| (order.created, order.uuid));
+            let oldest = orders.iter().find_map(|order| order.created).map_or(0.0, crate::http::seconds);
+            metrics::gauge!("llm_access_oldest_open_order_timestamp_seconds", "offering" => offering.uuid.simple().to_string()).set(oldest);
             for order in orders {
                 listed.insert(order.uuid);
                 if !spared.is_empty() || !self.schedule.is_due(order.uuid) {

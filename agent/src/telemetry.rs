@@ -1,5 +1,7 @@
 //! Logs and metrics.
 
+use std::fmt::Write as _;
+
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -27,19 +29,90 @@ pub fn log(config: &LogConfig, quiet: bool) -> Result<(), String> {
 /// Starts the metrics.
 #[must_use]
 pub fn metrics() -> Option<PrometheusHandle> {
+    let handle = PrometheusBuilder::new().install_recorder().ok();
+    // Afterwards: what is described before there is a recorder is lost.
     describe();
-    PrometheusBuilder::new().install_recorder().ok()
+    handle
+}
+
+/// What a metric counts or shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows, from 0 at the start of the process.
+    Counter,
+    /// What is so now.
+    Gauge,
+}
+
+impl MetricKind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+        }
+    }
+}
+
+/// One metric of `/metrics`.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name, by Prometheus convention: the unit last, then `_total` for a counter.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: MetricKind,
+    /// Its labels; none has a value that a customer chose.
+    pub labels: &'static [&'static str],
+    /// One sentence, shown in `/metrics` and in `docs/metrics.md`.
+    pub about: &'static str,
+}
+
+const fn counter(name: &'static str, labels: &'static [&'static str], about: &'static str) -> Metric {
+    Metric { name, kind: MetricKind::Counter, labels, about }
+}
+
+const fn gauge(name: &'static str, labels: &'static [&'static str], about: &'static str) -> Metric {
+    Metric { name, kind: MetricKind::Gauge, labels, about }
+}
+
+/// Every metric of the agent, by name. `docs/metrics.md`, the alert rules and the dashboard are held against this list.
+pub const METRICS: &[Metric] = &[
+    counter("llm_access_actions_total", &["action"], "Actions carried out at a peer"),
+    gauge("llm_access_condition", &["condition"], "1 while a condition of this name holds for anything, 0 once it no longer does"),
+    gauge("llm_access_last_beat_timestamp_seconds", &["loop"], "When a loop last ended a beat, in seconds since 1970"),
+    gauge("llm_access_leading", &[], "1 while this replica holds the Lease, 0 while another does; absent where no Lease is configured"),
+    gauge("llm_access_oldest_open_order_timestamp_seconds", &["offering"], "When the oldest open order was made, in seconds since 1970; 0 without one"),
+    gauge("llm_access_open_orders", &["offering"], "Open orders in the last beat"),
+    counter("llm_access_order_turns_total", &["kind", "outcome"], "Turns of orders: each observes, plans and applies once"),
+    counter("llm_access_orders_erred_total", &[], "Orders set to erred"),
+    counter("llm_access_orders_rejected_total", &[], "Orders rejected"),
+    gauge("llm_access_resources", &[], "Resources compared in the last slow beat"),
+    gauge("llm_access_resources_drifted", &[], "Resources that differed from what they should be in the last slow beat"),
+    counter("llm_access_unbilled_total", &[], "Final usages of a resource and month that could not be reported"),
+];
+
+/// [`METRICS`] as a Markdown table. `docs/metrics.md` holds it.
+#[must_use]
+pub fn metrics_table() -> String {
+    let mut out = String::from("| Metric | Kind | Labels | Meaning |\n|---|---|---|---|\n");
+    for metric in METRICS {
+        let labels = metric.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "| `{}` | {} | {labels} | {} |", metric.name, metric.kind.as_str(), metric.about);
+    }
+    out
 }
 
 fn describe() {
-    metrics::describe_gauge!("llm_access_condition", "1 while a condition of this name holds");
-    metrics::describe_gauge!("llm_access_open_orders", "Open orders by offering");
-    metrics::describe_gauge!("llm_access_resources", "Resources compared in the last slow beat");
-    metrics::describe_gauge!("llm_access_resources_drifted", "Resources that differed in the last slow beat");
-    metrics::describe_gauge!("llm_access_last_beat_timestamp_seconds", "When a loop last ended a beat");
-    metrics::describe_counter!("llm_access_actions_total", "Actions carried out, by name");
-    metrics::describe_counter!("llm_access_order_turns_total", "Turns of orders, by kind and outcome");
-    metrics::describe_counter!("llm_access_orders_erred_total", "Orders set to erred");
-    metrics::describe_counter!("llm_access_orders_rejected_total", "Orders rejected");
-    metrics::describe_counter!("llm_access_unbilled_total", "Final usages that could not be reported");
+    for metric in METRICS {
+        match metric.kind {
+            MetricKind::Gauge => metrics::describe_gauge!(metric.name, metric.about),
+            MetricKind::Counter => {
+                metrics::describe_counter!(metric.name, metric.about);
+                // A series that begins with its first event shows no increase, so that nobody would be alarmed.
+                if metric.labels.is_empty() {
+                    metrics::counter!(metric.name).absolute(0);
+                }
+            }
+        }
+    }
 }
