@@ -17,6 +17,7 @@ pub mod gate;
 pub mod http;
 pub mod lease;
 pub mod observe;
+pub mod offering;
 pub mod orders;
 pub mod plan;
 pub mod resources;

@@ -123,6 +123,7 @@ impl Command {
 enum LoopName {
     Orders,
     Resources,
+    Offering,
 }
 
 /// Runs one command and says how it ended: 0, 1 for trouble with peers, 2 for what the operator gave.
@@ -195,9 +196,9 @@ async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
         return fail(EXIT_INPUT, &format!("http.listen: {listen} cannot be listened on: {error}"));
     }
     let loops: Vec<Loop> = if only.is_empty() {
-        vec![Loop::Orders, Loop::Resources]
+        vec![Loop::Orders, Loop::Resources, Loop::Offering]
     } else {
-        only.iter().map(|name| match name { LoopName::Orders => Loop::Orders, LoopName::Resources => Loop::Resources }).collect()
+        only.iter().map(|name| match name { LoopName::Orders => Loop::Orders, LoopName::Resources => Loop::Resources, LoopName::Offering => Loop::Offering }).collect()
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), owner = agent.config.owner, offerings = offerings(&agent.config), "llm-access-agent starts");
     let lease = match crate::lease::elect(&agent).await {

@@ -1,0 +1,210 @@
+//! The offering loop: what Waldur sells is compared with the catalogue, and what differs is put right, call by call, until a
+//! look finds nothing left to do.
+
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+use waldur_client::{Class, Offering};
+
+use crate::agent::{Agent, Failure};
+use crate::catalogue::View;
+use crate::config::OfferingConfig;
+use crate::gate::Peer;
+use crate::plan::{Finding, Notes, OfferingAction, OfferingPlan, Shop, plan_offering};
+
+/// Looks and changes in one go; a price of zero alone may take three.
+const ROUNDS: usize = 8;
+
+/// For how many days after a month's end late usage of it is still reported.
+pub const LATE_DAYS: u32 = 3;
+
+/// Conditions of one offering that a pass raises and clears.
+const UNKEPT: &str = "offering-not-kept";
+const OTHER_OWNER: &str = "offering-of-another-owner";
+const NO_SUCH_PLAN: &str = "plan-not-found";
+const NOT_OURS: &str = "component-not-ours";
+
+/// What a pass over one offering did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kept {
+    /// The calls that changed something.
+    pub done: Vec<OfferingAction>,
+    /// For people.
+    pub findings: Vec<Finding>,
+}
+
+impl Agent {
+    /// Compares every offering with the catalogue and puts right what differs.
+    pub async fn offering_beat(&self) {
+        for settings in &self.config.offerings {
+            let subject = settings.uuid.simple();
+            match self.keep_offering(settings).await {
+                Ok(kept) => {
+                    self.conditions.clear(UNKEPT, subject);
+                    self.note_findings(settings.uuid, &kept.findings);
+                    if !kept.done.is_empty() {
+                        tracing::info!(offering = %subject, changes = kept.done.len(), "offering kept");
+                    }
+                }
+                Err(failure) => {
+                    // A right that is missing here is not missed by orders.
+                    if !matches!(failure, Failure::Forbidden { .. }) {
+                        self.note_failure(&failure);
+                    }
+                    self.conditions.raise(UNKEPT, subject, format!("offering {subject} is not as the catalogue says: {failure}"));
+                }
+            }
+        }
+        self.progress.beat("offering");
+    }
+
+    /// What a plan for an offering depends on.
+    pub(crate) fn shop<'a>(&'a self, settings: &'a OfferingConfig, view: &'a View) -> Shop<'a> {
+        Shop { owner: &self.config.owner, settings, view, now: self.clock.now(), late_days: LATE_DAYS, stubborn: false }
+    }
+
+    /// Looks at an offering; what it knows about models is remembered before the catalogue is judged by it.
+    pub(crate) async fn look_at_offering(&self, uuid: Uuid) -> Result<Offering, Failure> {
+        let offering = self.waldur.offering(uuid).await?;
+        self.note_answer(Peer::Waldur);
+        self.remember(&offering);
+        Ok(offering)
+    }
+
+    /// Looks, plans and applies until a look finds nothing left to do.
+    ///
+    /// # Errors
+    /// A read or a write that failed, or a server that takes a change and does not keep it.
+    pub async fn keep_offering(&self, settings: &OfferingConfig) -> Result<Kept, Failure> {
+        let mut kept = Kept::default();
+        let mut before = Vec::new();
+        let mut stubborn = false;
+        for _ in 0..ROUNDS {
+            let offering = self.look_at_offering(settings.uuid).await?;
+            let Some(view) = self.catalogue() else { return Ok(kept) };
+            let shop = Shop { stubborn, ..self.shop(settings, &view) };
+            let OfferingPlan { actions, findings } = match plan_offering(&shop, &offering) {
+                Ok(plan) => plan,
+                Err(foreign) => {
+                    self.conditions.raise(OTHER_OWNER, settings.uuid.simple(), foreign);
+                    return Ok(kept);
+                }
+            };
+            self.conditions.clear(OTHER_OWNER, settings.uuid.simple());
+            kept.findings = findings;
+            if actions.is_empty() {
+                return Ok(kept);
+            }
+            if actions == before {
+                if stubborn {
+                    break;
+                }
+                stubborn = true;
+                continue;
+            }
+            for action in &actions {
+                self.must_lead()?;
+                self.apply_to_offering(settings, &offering, action).await?;
+                kept.done.push(action.clone());
+            }
+            before = actions;
+        }
+        let left = before.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        Err(Failure::Refused { peer: Peer::Waldur, message: format!("Waldur accepts these changes but does not keep them: {left}") })
+    }
+
+    async fn apply_to_offering(&self, settings: &OfferingConfig, seen: &Offering, action: &OfferingAction) -> Result<(), Failure> {
+        let uuid = settings.uuid;
+        let done = match action {
+            OfferingAction::Note(notes) => self.waldur.set_offering_metadata(uuid, &notes.merged_into(seen)).await,
+            OfferingAction::CreateComponent(component) => match self.waldur.create_component(uuid, component).await {
+                // A server of 2024 answers 500 where the type exists already, as after an answer that was lost.
+                Err(error) if !self.waldur.offering(uuid).await?.components.iter().any(|there| there.kind == component.kind) => Err(error),
+                _ => Ok(()),
+            },
+            OfferingAction::UpdateComponent { uuid: component, change, .. } => self.waldur.update_component(uuid, *component, change).await,
+            OfferingAction::SetPrices { plan, prices, .. } => self.waldur.set_prices(*plan, prices).await,
+            OfferingAction::SetOptions(form) => self.waldur.set_offering_options(uuid, form).await,
+            OfferingAction::SetResourceOptions(form) => self.waldur.set_resource_options(uuid, form).await,
+            OfferingAction::RemoveComponent { uuid: component, kind } => return self.remove_component(uuid, *component, kind).await.map(drop),
+        };
+        done?;
+        metrics::counter!("llm_access_actions_total", "action" => action.name()).increment(1);
+        tracing::info!(offering = %uuid.simple(), action = action.name(), "{action}");
+        Ok(())
+    }
+
+    /// Tries to remove a component. Where Waldur refuses, the reason is noted on the offering, by which the component counts
+    /// as retired; `None` where it is gone.
+    pub(crate) async fn remove_component(&self, offering: Uuid, component: Uuid, kind: &str) -> Result<Option<String>, Failure> {
+        let reason = match self.waldur.remove_component(offering, component).await {
+            Ok(()) => None,
+            Err(error) if error.class() == Class::NotFound => None,
+            Err(error) if error.class() == Class::Refused => Some(refusal(&error)),
+            Err(error) => return Err(error.into()),
+        };
+        // What counts is what Waldur shows.
+        let seen = self.look_at_offering(offering).await?;
+        let there = seen.components.iter().any(|component| component.kind == kind);
+        let reason = match (reason, there) {
+            (_, false) => {
+                metrics::counter!("llm_access_actions_total", "action" => "remove-component").increment(1);
+                tracing::info!(offering = %offering.simple(), action = "remove-component", "component {kind} is removed, and its usage history in Waldur with it");
+                return Ok(None);
+            }
+            (Some(reason), true) => reason,
+            (None, true) => "Waldur took the removal and still shows the component".to_owned(),
+        };
+        let mut notes = Notes::read(&seen);
+        notes.owner.get_or_insert_with(|| self.config.owner.clone());
+        let note = notes.components.entry(kind.to_owned()).or_default();
+        note.refused = Some(self.clock.now());
+        note.reason.clone_from(&reason);
+        self.must_lead()?;
+        self.waldur.set_offering_metadata(offering, &notes.merged_into(&seen)).await?;
+        tracing::info!(offering = %offering.simple(), "component {kind} cannot be removed and is retired: {reason}");
+        Ok(Some(reason))
+    }
+
+    fn note_findings(&self, offering: Uuid, findings: &[Finding]) {
+        let mut still: BTreeSet<(&'static str, String)> = BTreeSet::new();
+        let mut raise = |name: &'static str, subject: String, message: String| {
+            self.conditions.raise(name, &subject, message);
+            still.insert((name, subject));
+        };
+        let uuid = offering.simple();
+        let (mut pending, mut retired) = (0, 0);
+        for finding in findings {
+            match finding {
+                Finding::NoSuchPlan(plan) => raise(
+                    NO_SUCH_PLAN,
+                    format!("{uuid} {plan}"),
+                    format!("offering {uuid} has no plan {plan:?}, so no prices are kept there; correct offerings[].plans"),
+                ),
+                Finding::NotOurs { kind, billing } => raise(
+                    NOT_OURS,
+                    format!("{uuid} {kind}"),
+                    format!("offering {uuid} has a component {kind} that is charged as {billing}, so somebody else made it; it is left alone. Remove it, or change its accounting type"),
+                ),
+                Finding::Pending { .. } => pending += 1,
+                Finding::Retired { .. } => retired += 1,
+            }
+        }
+        let label = uuid.to_string();
+        metrics::gauge!("llm_access_prices_pending", "offering" => label.clone()).set(crate::orders::count(pending));
+        metrics::gauge!("llm_access_components_retired", "offering" => label.clone()).set(crate::orders::count(retired));
+        for (name, subject, _) in self.conditions.all() {
+            if [NO_SUCH_PLAN, NOT_OURS].contains(&name) && subject.starts_with(&label) && !still.contains(&(name, subject.clone())) {
+                self.conditions.clear(name, subject);
+            }
+        }
+    }
+}
+
+/// Waldur's own words for why a component cannot be removed.
+fn refusal(error: &waldur_client::Error) -> String {
+    match &error.kind {
+        waldur_client::ErrorKind::Status { message, .. } => message.clone(),
+        _ => error.to_string(),
+    }
+}
