@@ -134,7 +134,10 @@ pub(crate) enum Auth<'a> {
 /// One request.
 pub(crate) struct Call<'a> {
     pub(crate) method: &'static str,
+    /// `{id}` in it stands for `id`; messages show it as it is here.
     pub(crate) path: &'static str,
+    /// What one object is addressed by; only what needs no escaping in a path.
+    pub(crate) id: &'a str,
     pub(crate) query: Vec<(&'static str, String)>,
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) auth: Auth<'a>,
@@ -149,6 +152,7 @@ impl<'a> Call<'a> {
         Self {
             method: "GET",
             path,
+            id: "",
             query: Vec::new(),
             body: None,
             auth: Auth::Ours,
@@ -171,6 +175,13 @@ impl<'a> Call<'a> {
             body: Some(body),
             ..Self::get(path)
         })
+    }
+
+    /// A PATCH of one object with a JSON body.
+    pub(crate) fn patch(path: &'static str, id: &'a str, body: &impl Serialize) -> Result<Self> {
+        let method = "PATCH";
+        let call = Self::post(path, body).map_err(|error| Error { method, ..error })?;
+        Ok(Self { method, id, ..call })
     }
 
     pub(crate) fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -373,9 +384,10 @@ impl Client {
             secrets.push(credential);
         }
         let scrubber = Scrubber::new(secrets);
-        let url = format!("{}{}", self.inner.base, call.path);
+        let url = format!("{}{}", self.inner.base, call.path.replace("{id}", call.id));
         let mut request = match call.method {
             "GET" => self.inner.http.get(url),
+            "PATCH" => self.inner.http.patch(url),
             _ => self.inner.http.post(url),
         };
         if !call.query.is_empty() {
