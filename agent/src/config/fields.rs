@@ -115,6 +115,9 @@ pub(crate) const FIELDS: &[Field] = &[
     field("terminate.drain", "duration, at least 90s", "`180s`", "Wait between blocking a team and its final usage; at least as long as the longest request."),
     field("terminate.settle", "duration", "`15s`", "Time between the two equal usage reads that end the wait."),
     field("terminate.allow_short_drain", "true or false", "`false`", "Accept a `terminate.drain` under 90s. Usage that arrives late is then never billed."),
+    field("usage.late_days", "whole number, 0 to 28", "`3`", "For so many days after a month's end its usage is reported again, for rows that came late; only where the Waldur server dates usage."),
+    field("usage.month_guard", "duration", "`15m`", "On a Waldur server that does not date usage, nothing is sent within this time of a month's end in `waldur.zone`."),
+    field("usage.failed_calls", "as_ledger or exclude", "`as_ledger`", "Bill the tokens that the gateway estimates for failed calls as its ledger has them, or subtract them by its log of calls."),
     field("concurrency.orders", "whole number, 1 to 1024", "`16`", "Orders worked on at the same time."),
     field("backoff.initial", "duration", "`5s`", "Wait after the first failure of an order; doubles with each further one."),
     field("backoff.max", "duration", "`10m`", "Longest wait between two tries."),
@@ -196,7 +199,7 @@ fn below<'a>(section: &str, path: &'a str) -> Option<&'a str> {
 pub fn describe() -> String {
     let mut out = String::from("| Field | Value | Default | Meaning |\n|---|---|---|---|\n");
     for field in FIELDS {
-        let variable = variable(&field.path.replace("[]", "[n]")).replace("__N", "__0");
+        let variable = variable(&field.path.replace("[]", "[n]")).replace("__N__", "__0__");
         let name = if field.secret {
             format!("`{variable}`")
         } else {
