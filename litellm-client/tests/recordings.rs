@@ -5,8 +5,8 @@ mod common;
 
 use common::{Gateway, Reply, recording};
 use litellm_client::{
-    Change, Class, Counts, Error, Key, KeyVerdict, Models, NewKey, NewTeam, Readiness, TeamPatch,
-    key_hash,
+    Change, Class, Counts, DeploymentPatch, Error, Key, KeyVerdict, Models, NewDeployment, NewKey,
+    NewTeam, Readiness, TeamPatch, key_hash,
 };
 use rust_decimal::Decimal;
 use secrecy::{ExposeSecret, SecretString};
@@ -617,6 +617,124 @@ async fn readiness_is_asked_without_a_key() {
     }
 }
 
+fn new_deployment(id: &str) -> NewDeployment {
+    NewDeployment {
+        id: id.to_owned(),
+        model_name: "kestrel-8b".to_owned(),
+        upstream_model: "openai/kestrel-8b".to_owned(),
+        api_base: "http://kestrel-8b.svc:8000/v1".to_owned(),
+        api_key: SecretString::from("sk-MARKER-server-0001"),
+        input_cost_per_token: Some(dec("0.00000021")),
+        output_cost_per_token: None,
+        mode: Some("embedding".to_owned()),
+        key_mark: "1a2b3c4d".to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn a_deployment_is_sent_with_exact_prices_where_they_count() {
+    let gateway = Gateway::recorded("model-new-marked").await;
+    let client = gateway.client();
+    client
+        .create_deployment(&new_deployment("llma-1"))
+        .await
+        .unwrap();
+    let seen = gateway.only();
+    assert_eq!(
+        (seen.method.as_str(), seen.path.as_str()),
+        ("POST", "/model/new")
+    );
+    assert_eq!(
+        seen.body,
+        concat!(
+            r#"{"model_name":"kestrel-8b","litellm_params":{"model":"openai/kestrel-8b","#,
+            r#""api_base":"http://kestrel-8b.svc:8000/v1","api_key":"sk-MARKER-server-0001","#,
+            r#""input_cost_per_token":0.00000021},"#,
+            r#""model_info":{"id":"llma-1","mode":"embedding","llm_access_key":"1a2b3c4d"}}"#
+        )
+    );
+    assert!(!format!("{:?}", new_deployment("x")).contains("MARKER"));
+    let blank = client.create_deployment(&new_deployment(" ")).await;
+    assert_eq!(blank.unwrap_err().class(), Class::Refused);
+    assert_eq!(gateway.seen().len(), 1, "a blank id is not sent");
+}
+
+#[tokio::test]
+async fn a_deployment_that_is_there_fails_like_a_broken_database() {
+    for name in ["model-new-dup", "dbdown2-model-new"] {
+        let gateway = Gateway::recorded(name).await;
+        let error = gateway
+            .client()
+            .create_deployment(&new_deployment("llma-1"))
+            .await
+            .unwrap_err();
+        assert_eq!(error.class(), Class::Transient, "{name}: {error}");
+        assert!(error.may_have_happened());
+    }
+}
+
+#[tokio::test]
+async fn a_change_of_a_deployment_clears_with_null_and_names_its_id() {
+    let gateway = Gateway::recorded("model-patch-clear").await;
+    let client = gateway.client();
+    let patch = DeploymentPatch {
+        input_cost_per_token: Change::Set(dec("0.0000003")),
+        output_cost_per_token: Change::Clear,
+        api_key: Some((
+            SecretString::from("sk-MARKER-server-0002"),
+            "ffff".to_owned(),
+        )),
+        ..DeploymentPatch::default()
+    };
+    client.update_deployment("llma-1", &patch).await.unwrap();
+    let seen = gateway.only();
+    assert_eq!(
+        (seen.method.as_str(), seen.path.as_str()),
+        ("PATCH", "/model/llma-1/update")
+    );
+    assert_eq!(
+        seen.body,
+        concat!(
+            r#"{"litellm_params":{"api_key":"sk-MARKER-server-0002","input_cost_per_token":0.0000003,"#,
+            r#""output_cost_per_token":null},"model_info":{"id":"llma-1","llm_access_key":"ffff"}}"#
+        )
+    );
+    for id in ["", "a/b", "a?b", "..", "a b"] {
+        let refused = client.update_deployment(id, &patch).await.unwrap_err();
+        assert_eq!(refused.class(), Class::Refused, "{id}");
+    }
+    assert_eq!(gateway.seen().len(), 1);
+    for (name, class) in [
+        ("model-patch-404", Class::NotFound),
+        ("model-patch-cfg", Class::Refused),
+    ] {
+        let gateway = Gateway::recorded(name).await;
+        let error = gateway
+            .client()
+            .update_deployment("llma-1", &patch)
+            .await
+            .unwrap_err();
+        assert_eq!(error.class(), class, "{error}");
+        assert!(!error.to_string().contains("MARKER"));
+    }
+}
+
+#[tokio::test]
+async fn a_deployment_is_deleted_by_its_id() {
+    let gateway = Gateway::recorded("model-delete").await;
+    gateway.client().delete_deployment("llma-1").await.unwrap();
+    let seen = gateway.only();
+    assert_eq!(
+        (seen.path.as_str(), seen.body.as_str()),
+        ("/model/delete", r#"{"id":"llma-1"}"#)
+    );
+    for name in ["model-delete-again", "model-delete-cfg"] {
+        let gateway = Gateway::recorded(name).await;
+        let error = gateway.client().delete_deployment("llma-1").await;
+        assert_eq!(error.unwrap_err().class(), Class::Refused, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn model_prices_are_exact() {
     let gateway = Gateway::recorded("model-info").await;
@@ -658,6 +776,12 @@ async fn model_prices_are_exact() {
     );
     assert_eq!(models[0].id.as_deref(), Some("cfg-llama-70b"));
     assert_eq!(models[3].mode.as_deref(), Some("chat"));
+    assert_eq!(models[0].own_input_cost, Some(dec("0.000001")));
+    assert!(!models[0].db_model);
+    assert_eq!(
+        models[0].api_base.as_deref(),
+        Some("http://127.0.0.1:55443/v1")
+    );
     let gateway = Gateway::recorded("dbdown-model-info").await;
     assert_eq!(
         gateway.client().model_info().await.unwrap_err().class(),
