@@ -41,18 +41,52 @@ pub fn told(name: &str) -> String {
         .unwrap_or_else(|_| panic!("{variable} is not set: run this suite by `make test-real`"))
 }
 
-/// Runs the script that brings the peers up and down, for an outage.
-pub async fn peers(arguments: &[&str]) {
-    let output = Command::new(told("PEERS"))
-        .args(arguments)
-        .output()
-        .await
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "peers {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+/// An outage of something below the peers that all tests share; it ends with the test at the latest.
+pub struct Outage {
+    what: Option<&'static str>,
+}
+
+impl Outage {
+    /// Of the `database` or the `apiserver`.
+    pub async fn of(what: &'static str) -> Self {
+        let outage = Self { what: Some(what) };
+        let output = Command::new(told("PEERS"))
+            .args([what, "stop"])
+            .output()
+            .await
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        outage
+    }
+
+    /// Ends it.
+    pub fn over(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(what) = self.what.take() {
+            let output = std::process::Command::new(told("PEERS"))
+                .args([what, "start"])
+                .output()
+                .unwrap();
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+    }
+}
+
+impl Drop for Outage {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// A pause in real time, between two looks at a real peer.

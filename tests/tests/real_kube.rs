@@ -7,7 +7,7 @@ use std::time::Duration;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
-use llm_access_tests::real::{Cluster, RealStore, RealWorld, Time, VERBS, Variant, peers};
+use llm_access_tests::real::{Cluster, Outage, RealStore, RealWorld, Time, VERBS, Variant};
 use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -517,7 +517,7 @@ async fn an_outage_of_the_api_delays_orders_and_spoils_none() {
     let world = world(RealStore::KubeDirect).await;
     let agent = world.agent().await;
     let living = world.sold(&agent, "living", &["kestrel-8b"], &[]).await;
-    peers(&["apiserver", "stop"]).await;
+    let outage = Outage::of("apiserver").await;
     let (order, _) =
         world
             .waldur
@@ -550,7 +550,7 @@ async fn an_outage_of_the_api_delays_orders_and_spoils_none() {
         .map(|(.., condition)| condition.message)
         .collect();
     assert!(said.contains("secrets"), "{said:?}");
-    peers(&["apiserver", "start"]).await;
+    outage.over();
     world.advance(Duration::from_secs(1200)).await;
     world.run_to_rest(&agent).await;
     assert_eq!(

@@ -11,7 +11,7 @@ use llm_access_fixtures::litellm_conformance;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
 use llm_access_tests::real::{
-    RealStore, RealWorld, Time, Variant, command, eventually, peers, program, told,
+    Outage, RealStore, RealWorld, Time, Variant, command, eventually, program, told,
 };
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -271,7 +271,7 @@ async fn a_database_outage_delays_orders_and_spoils_none() {
             .await
             .is_some()
     );
-    peers(&["database", "stop"]).await;
+    let outage = Outage::of("database").await;
     let (late, late_resource) = world.waldur.order(
         world.offering,
         &world.project,
@@ -306,7 +306,7 @@ async fn a_database_outage_delays_orders_and_spoils_none() {
         "nothing is removed before its usage is known"
     );
 
-    peers(&["database", "start"]).await;
+    outage.over();
     eventually("a ready proxy", async || {
         let (status, answer) = world
             .gateway
