@@ -15,15 +15,19 @@ use uuid::Uuid;
 use crate::catalogue::{self, Catalogue, Remembered, View, Watch};
 use crate::clock::Clock;
 use crate::conditions::Conditions;
-use crate::config::{Config, OfferingConfig, SecretsConfig, WaldurAuth};
+use crate::config::{Config, OfferingConfig, SecretsConfig, TokenUnit, WaldurAuth};
 use crate::features::{Feature, Features};
 use crate::gate::{Gates, Peer};
 use crate::plan::{Obstacle, Rules};
 use crate::schedule::Schedule;
+use crate::secret_file::{SecretFile, SecretRef};
 use crate::secrets::{Directory, Kubernetes, Namespaces, SecretStore, StoreError};
 
 /// The User-Agent of every call to a peer.
 pub const USER_AGENT: &str = concat!("llm-access-agent/", env!("CARGO_PKG_VERSION"));
+
+/// The longest wait for a connection to a peer, below the time for the whole call.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Cheap to clone; all clones are one agent.
 #[derive(Clone)]
@@ -248,28 +252,18 @@ impl Agent {
     /// # Errors
     /// Addresses or CA files that cannot be used.
     pub fn with_store(config: Config, clock: Clock, secrets: SecretStore) -> Result<Self, BuildError> {
-        let connect_timeout = Duration::from_secs(10);
-        let waldur = waldur_client::Client::new(waldur_client::Settings {
-            api_url: config.waldur.api_url.clone(),
-            auth: match &config.waldur.auth {
-                WaldurAuth::Token(secret) => waldur_client::Auth::Token(secret.source()),
-                WaldurAuth::Oidc { token_url, client_id, client_secret } => {
-                    waldur_client::Auth::Oidc { token_url: token_url.clone(), client_id: client_id.clone(), client_secret: client_secret.source() }
-                }
-            },
-            timeout: config.waldur.timeout,
-            connect_timeout: connect_timeout.min(config.waldur.timeout),
-            ca_bundle: ca_file("waldur.ca_file", config.waldur.ca_file.as_deref())?,
-            allow_insecure_http: config.waldur.allow_insecure_http,
-            user_agent: USER_AGENT.into(),
-            page_size: 300,
-        })
-        .map_err(BuildError::Waldur)?;
+        let auth = match &config.waldur.auth {
+            WaldurAuth::Token(secret) => waldur_client::Auth::Token(secret.source()),
+            WaldurAuth::Oidc { token_url, client_id, client_secret } => {
+                waldur_client::Auth::Oidc { token_url: token_url.clone(), client_id: client_id.clone(), client_secret: client_secret.source() }
+            }
+        };
+        let waldur = waldur_client::Client::new(waldur_settings(&config, auth)?).map_err(BuildError::Waldur)?;
         let gateway = litellm_client::Client::new(litellm_client::Settings {
             url: config.gateway.url.clone(),
             key: config.gateway.key.source(),
             timeout: config.gateway.timeout,
-            connect_timeout: connect_timeout.min(config.gateway.timeout),
+            connect_timeout: CONNECT_TIMEOUT.min(config.gateway.timeout),
             ca_bundle: ca_file("gateway.ca_file", config.gateway.ca_file.as_deref())?,
             allow_insecure_http: config.gateway.allow_insecure_http,
             user_agent: USER_AGENT.into(),
@@ -304,7 +298,7 @@ impl Agent {
         const UNREADABLE: &str = "catalogue-unreadable";
         const HELD: &str = "catalogue-shrink-held";
         let last = self.memory().read.clone();
-        let read = match catalogue::read_again(&self.config.catalogue.file, last.as_ref()) {
+        let read = match catalogue::read_again(&self.config.catalogue.file, self.smallest_unit(), last.as_ref()) {
             Ok(read) => {
                 self.conditions.clear(UNREADABLE, "");
                 if last.is_none_or(|last| last.digest != read.digest) {
@@ -330,6 +324,20 @@ impl Agent {
             metrics::gauge!("llm_access_catalogue_shrink_held").set(if view.held.is_some() { 1.0 } else { 0.0 });
         }
         view
+    }
+
+    /// The smallest unit that prices are kept in: what it cannot hold, no offering can.
+    pub(crate) fn smallest_unit(&self) -> Option<TokenUnit> {
+        self.config.offerings.iter().map(|offering| offering.token_unit).min_by_key(|unit| unit.tokens())
+    }
+
+    /// A client of the same Waldur with another token, as that of a staff user.
+    ///
+    /// # Errors
+    /// An address or CA file that cannot be used.
+    pub(crate) fn waldur_as(&self, token: SecretFile) -> Result<waldur_client::Client, String> {
+        let auth = waldur_client::Auth::Token(SecretRef::File(token).source());
+        waldur_settings(&self.config, auth).and_then(|settings| waldur_client::Client::new(settings).map_err(BuildError::Waldur)).map_err(|error| error.to_string())
     }
 
     /// What all offerings together know about models.
@@ -476,6 +484,19 @@ impl Agent {
     pub fn offering(&self, uuid: Uuid) -> Option<&OfferingConfig> {
         self.config.offerings.iter().find(|offering| offering.uuid == uuid)
     }
+}
+
+fn waldur_settings(config: &Config, auth: waldur_client::Auth) -> Result<waldur_client::Settings, BuildError> {
+    Ok(waldur_client::Settings {
+        api_url: config.waldur.api_url.clone(),
+        auth,
+        timeout: config.waldur.timeout,
+        connect_timeout: CONNECT_TIMEOUT.min(config.waldur.timeout),
+        ca_bundle: ca_file("waldur.ca_file", config.waldur.ca_file.as_deref())?,
+        allow_insecure_http: config.waldur.allow_insecure_http,
+        user_agent: USER_AGENT.into(),
+        page_size: 300,
+    })
 }
 
 async fn secret_store(config: &Config) -> Result<SecretStore, BuildError> {

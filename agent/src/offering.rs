@@ -63,6 +63,16 @@ impl Agent {
         Shop { owner: &self.config.owner, settings, view, now: self.clock.now(), late_days: LATE_DAYS, stubborn: false }
     }
 
+    /// What is left to do at an offering that was just read.
+    ///
+    /// # Errors
+    /// What keeps the agent from touching it.
+    pub fn offering_plan(&self, settings: &OfferingConfig, offering: &Offering) -> Result<OfferingPlan, String> {
+        self.remember(offering);
+        let view = self.catalogue().ok_or("the catalogue cannot be read; see `check`")?;
+        plan_offering(&self.shop(settings, &view), offering)
+    }
+
     /// Looks at an offering; what it knows about models is remembered before the catalogue is judged by it.
     pub(crate) async fn look_at_offering(&self, uuid: Uuid) -> Result<Offering, Failure> {
         let offering = self.waldur.offering(uuid).await?;
@@ -113,7 +123,7 @@ impl Agent {
         Err(Failure::Refused { peer: Peer::Waldur, message: format!("Waldur accepts these changes but does not keep them: {left}") })
     }
 
-    async fn apply_to_offering(&self, settings: &OfferingConfig, seen: &Offering, action: &OfferingAction) -> Result<(), Failure> {
+    pub(crate) async fn apply_to_offering(&self, settings: &OfferingConfig, seen: &Offering, action: &OfferingAction) -> Result<(), Failure> {
         let uuid = settings.uuid;
         let done = match action {
             OfferingAction::Note(notes) => self.waldur.set_offering_metadata(uuid, &notes.merged_into(seen)).await,
@@ -126,7 +136,7 @@ impl Agent {
             OfferingAction::SetPrices { plan, prices, .. } => self.waldur.set_prices(*plan, prices).await,
             OfferingAction::SetOptions(form) => self.waldur.set_offering_options(uuid, form).await,
             OfferingAction::SetResourceOptions(form) => self.waldur.set_resource_options(uuid, form).await,
-            OfferingAction::RemoveComponent { uuid: component, kind } => return self.remove_component(uuid, *component, kind).await.map(drop),
+            OfferingAction::RemoveComponent { uuid: component, kind } => return self.remove_component(uuid, *component, kind, false).await.map(drop),
         };
         done?;
         metrics::counter!("llm_access_actions_total", "action" => action.name()).increment(1);
@@ -134,9 +144,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Tries to remove a component. Where Waldur refuses, the reason is noted on the offering, by which the component counts
-    /// as retired; `None` where it is gone.
-    pub(crate) async fn remove_component(&self, offering: Uuid, component: Uuid, kind: &str) -> Result<Option<String>, Failure> {
+    /// Tries to remove a component; says why Waldur keeps it, or `None` where it is gone.
+    pub(crate) async fn try_to_remove(&self, offering: Uuid, component: Uuid, kind: &str) -> Result<Option<String>, Failure> {
         let reason = match self.waldur.remove_component(offering, component).await {
             Ok(()) => None,
             Err(error) if error.class() == Class::NotFound => None,
@@ -146,20 +155,25 @@ impl Agent {
         // What counts is what Waldur shows.
         let seen = self.look_at_offering(offering).await?;
         let there = seen.components.iter().any(|component| component.kind == kind);
-        let reason = match (reason, there) {
-            (_, false) => {
-                metrics::counter!("llm_access_actions_total", "action" => "remove-component").increment(1);
-                tracing::info!(offering = %offering.simple(), action = "remove-component", "component {kind} is removed, and its usage history in Waldur with it");
-                return Ok(None);
-            }
-            (Some(reason), true) => reason,
-            (None, true) => "Waldur took the removal and still shows the component".to_owned(),
-        };
+        if !there {
+            metrics::counter!("llm_access_actions_total", "action" => "remove-component").increment(1);
+            tracing::info!(offering = %offering.simple(), action = "remove-component", "component {kind} is removed, and its usage history in Waldur with it");
+            return Ok(None);
+        }
+        Ok(Some(reason.unwrap_or_else(|| "Waldur took the removal and still shows the component".to_owned())))
+    }
+
+    /// Tries to remove a component. Where Waldur refuses, the reason is noted on the offering, by which the component counts
+    /// as retired; `None` where it is gone.
+    pub(crate) async fn remove_component(&self, offering: Uuid, component: Uuid, kind: &str, by_hand: bool) -> Result<Option<String>, Failure> {
+        let Some(reason) = self.try_to_remove(offering, component, kind).await? else { return Ok(None) };
+        let seen = self.look_at_offering(offering).await?;
         let mut notes = Notes::read(&seen);
         notes.owner.get_or_insert_with(|| self.config.owner.clone());
         let note = notes.components.entry(kind.to_owned()).or_default();
         note.refused = Some(self.clock.now());
         note.reason.clone_from(&reason);
+        note.by_hand |= by_hand;
         self.must_lead()?;
         self.waldur.set_offering_metadata(offering, &notes.merged_into(&seen)).await?;
         tracing::info!(offering = %offering.simple(), "component {kind} cannot be removed and is retired: {reason}");

@@ -1,8 +1,13 @@
 //! One entry of the catalogue and its rules.
 
+use rust_decimal::Decimal;
+
 use super::{Checker, Model, Prices, RESERVED_NAMES, Runtime, Shape, join};
-use crate::config::number;
+use crate::config::{TokenUnit, number};
 use crate::config::yaml::{Entry, Kind, Node, Pos};
+
+/// Decimals of a price in Waldur.
+const MOST_DECIMALS: u32 = 10;
 
 /// What an entry turned out to be.
 pub(super) enum Item {
@@ -199,7 +204,12 @@ impl Checker<'_> {
         const OUTPUT: &str = "output_cost_per_token";
         let mut price = |key: &str| {
             let node = self.get(info, path, key).filter(|node| !node.is_null())?;
-            Some((self.amount(node, &join(path, key)), node.pos))
+            let path = join(path, key);
+            let price = self.amount(node, &path);
+            if let (Some(price), Some(unit)) = (price, self.unit) {
+                self.fits(price, unit, node.pos, &path);
+            }
+            Some((price, node.pos))
         };
         let (input, output) = (price(INPUT), price(OUTPUT));
         match (input, output) {
@@ -226,6 +236,16 @@ impl Checker<'_> {
                 self.problem(pos, &join(path, OUTPUT), message);
                 None
             }
+        }
+    }
+
+    /// Waldur keeps ten decimals of a price per unit.
+    fn fits(&mut self, price: Decimal, unit: TokenUnit, pos: Pos, path: &str) {
+        let per_unit = price.checked_mul(Decimal::from(unit.tokens())).map(|price| price.normalize());
+        if per_unit.is_none_or(|price| price.scale() > MOST_DECIMALS) {
+            let shown = per_unit.map_or_else(|| "too large".to_owned(), |price| price.to_string());
+            let message = format!("{price} is {shown} per {} tokens, and Waldur keeps {MOST_DECIMALS} decimals; round the price", unit.label());
+            self.problem(pos, path, message);
         }
     }
 

@@ -16,7 +16,7 @@ use rust_decimal::Decimal;
 use sha2::{Digest as _, Sha256};
 
 use crate::config::yaml::{self, Entry, Kind, Node, Pos};
-use crate::config::{Problem, nearest, number, sort, write_all};
+use crate::config::{Problem, TokenUnit, nearest, number, sort, write_all};
 use entry::Item;
 
 pub use watch::{Remembered, Shrink, View, Watch};
@@ -113,18 +113,26 @@ impl std::error::Error for CatalogueErrors {}
 /// # Errors
 /// When the file cannot be read, and as [`parse`].
 pub fn read(path: &Path) -> Result<Catalogue, CatalogueErrors> {
-    parse(&read_text(path)?, &path.display().to_string())
+    read_for(path, None)
 }
 
-/// Reads the catalogue at `path` like [`read`], but parses only a text other than that of `last`.
+/// Like [`read`]; also refuses prices that Waldur cannot hold per `unit`.
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_again(path: &Path, last: Option<&Arc<Catalogue>>) -> Result<Arc<Catalogue>, CatalogueErrors> {
+pub fn read_for(path: &Path, unit: Option<TokenUnit>) -> Result<Catalogue, CatalogueErrors> {
+    parse_for(&read_text(path)?, &path.display().to_string(), unit)
+}
+
+/// Reads the catalogue at `path` like [`read_for`], but parses only a text other than that of `last`.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_again(path: &Path, unit: Option<TokenUnit>, last: Option<&Arc<Catalogue>>) -> Result<Arc<Catalogue>, CatalogueErrors> {
     let text = read_text(path)?;
     match last {
         Some(last) if last.digest == digest(&text) => Ok(Arc::clone(last)),
-        _ => parse(&text, &path.display().to_string()).map(Arc::new),
+        _ => parse_for(&text, &path.display().to_string(), unit).map(Arc::new),
     }
 }
 
@@ -156,8 +164,17 @@ fn digest(text: &str) -> String {
 /// # Errors
 /// With every problem: the text is not YAML, has neither shape or both, or lists no enabled model; or an entry breaks a rule.
 pub fn parse(text: &str, file: &str) -> Result<Catalogue, CatalogueErrors> {
+    parse_for(text, file, None)
+}
+
+/// Like [`parse`]; also refuses prices that Waldur cannot hold per `unit`.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_for(text: &str, file: &str, unit: Option<TokenUnit>) -> Result<Catalogue, CatalogueErrors> {
     let mut checker = Checker {
         file,
+        unit,
         problems: Vec::new(),
     };
     let catalogue = checker.catalogue(text);
@@ -179,6 +196,7 @@ enum Shape {
 /// Collects problems while the tree is walked.
 struct Checker<'a> {
     file: &'a str,
+    unit: Option<TokenUnit>,
     problems: Vec<Problem>,
 }
 

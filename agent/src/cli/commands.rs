@@ -39,7 +39,7 @@ impl From<waldur_client::Error> for Problem {
     }
 }
 
-fn wrong(message: impl Into<String>) -> Problem {
+pub(super) fn wrong(message: impl Into<String>) -> Problem {
     Problem { code: EXIT_INPUT, message: message.into() }
 }
 

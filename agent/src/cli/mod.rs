@@ -1,7 +1,9 @@
 //! The commands.
 
+mod catalogue;
 mod check;
 pub mod commands;
+pub mod components;
 mod print;
 
 use std::io::Write as _;
@@ -14,7 +16,7 @@ use uuid::Uuid;
 
 use crate::agent::Agent;
 use crate::clock::Clock;
-use crate::config::{self, Config};
+use crate::config::{self, Config, TokenUnit};
 use crate::resources::Loop;
 use crate::telemetry;
 
@@ -70,6 +72,16 @@ enum Command {
         /// Its uuid, as in Waldur and in the log.
         resource: Uuid,
     },
+    /// The model catalogue.
+    Catalogue {
+        #[command(subcommand)]
+        command: CatalogueCommand,
+    },
+    /// The components of the offerings.
+    Components {
+        #[command(subcommand)]
+        command: ComponentsCommand,
+    },
     /// Teams and Secrets of ours whose resource has ended, or is not shown by Waldur.
     Orphans {
         #[command(subcommand)]
@@ -99,6 +111,63 @@ enum KeysCommand {
 }
 
 #[derive(Debug, Subcommand)]
+enum CatalogueCommand {
+    /// Check catalogues; needs neither configuration nor peers.
+    Validate {
+        /// The files.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+        /// The unit that prices are kept in, as offerings[].token_unit.
+        #[arg(long, value_enum, default_value_t = Unit::Thousand, value_name = "UNIT")]
+        token_unit: Unit,
+    },
+    /// Let the catalogue through as it is now, although it lost many models at once.
+    Accept,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Unit {
+    /// One token.
+    #[value(name = "1")]
+    One,
+    /// A thousand tokens.
+    #[value(name = "1k")]
+    Thousand,
+    /// A million tokens.
+    #[value(name = "1M")]
+    Million,
+}
+
+#[derive(Debug, Subcommand)]
+enum ComponentsCommand {
+    /// Print every component: its model, state, price, use and what is known about it.
+    List,
+    /// Remove a component for good, or retire it where Waldur keeps it.
+    Remove {
+        /// The component's type, or a model: then all components of that model.
+        key: String,
+        /// Say what would be done; change nothing.
+        #[arg(long)]
+        dry_run: bool,
+        /// Also where its model is in the catalogue, or there is usage this month.
+        #[arg(long)]
+        force: bool,
+        /// Only in this offering.
+        #[arg(long, value_name = "UUID")]
+        offering: Option<Uuid>,
+        /// Remove the rows of all terminated resources of the offering first, as staff.
+        #[arg(long, requires = "staff_token_file")]
+        unlink_terminated: bool,
+        /// File with the API token of a staff user.
+        #[arg(long, value_name = "FILE", requires = "unlink_terminated")]
+        staff_token_file: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 enum OrphansCommand {
     /// Print them, with what Waldur says of each resource.
     List,
@@ -115,6 +184,9 @@ impl Command {
         match self {
             Self::Check | Self::Plan | Self::Status { .. } | Self::Keys { .. } | Self::Orphans { command: OrphansCommand::List } => true,
             Self::Run { .. } | Self::Orders { .. } | Self::Adopt { .. } | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
+            Self::Catalogue { command: CatalogueCommand::Validate { .. } } | Self::Components { command: ComponentsCommand::List } => true,
+            Self::Components { command: ComponentsCommand::Remove { dry_run, .. } } => *dry_run,
+            Self::Catalogue { command: CatalogueCommand::Accept } => false,
         }
     }
 }
@@ -140,6 +212,15 @@ pub fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> ExitCode {
+    // What guards a repository has no configuration at hand.
+    if let Command::Catalogue { command: CatalogueCommand::Validate { files, json, token_unit } } = &cli.command {
+        let unit = match token_unit {
+            Unit::One => TokenUnit::One,
+            Unit::Thousand => TokenUnit::Thousand,
+            Unit::Million => TokenUnit::Million,
+        };
+        return ended(catalogue::validate(files, unit, *json));
+    }
     // One TLS provider for every client; a second one in the tree would make the first handshake panic.
     if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
         return fail(1, "another TLS provider is already installed");
@@ -169,9 +250,21 @@ async fn run(cli: Cli) -> ExitCode {
         Command::Orders { command: OrdersCommand::Retry { order } } => commands::retry(&agent, order).await,
         Command::Keys { command: KeysCommand::Show { resource, chat } } => commands::show_key(&agent, resource, chat).await,
         Command::Adopt { resource } => commands::adopt(&agent, resource).await,
+        Command::Catalogue { command: CatalogueCommand::Accept } => catalogue::accept(&agent).await,
+        // Was done before a configuration was asked for.
+        Command::Catalogue { command: CatalogueCommand::Validate { .. } } => Ok(()),
+        Command::Components { command: ComponentsCommand::List } => components::list(&agent).await,
+        Command::Components { command: ComponentsCommand::Remove { key, dry_run, force, offering, unlink_terminated: _, staff_token_file } } => {
+            let order = components::Remove { key, offering, dry_run, force, unlink_with: staff_token_file };
+            components::remove(&agent, &order).await
+        }
         Command::Orphans { command: OrphansCommand::List } => commands::list_orphans(&agent).await,
         Command::Orphans { command: OrphansCommand::Remove { resource } } => commands::remove_orphans(&agent, resource).await,
     };
+    ended(outcome)
+}
+
+fn ended(outcome: Result<(), commands::Problem>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => fail(problem.code, &problem.message),

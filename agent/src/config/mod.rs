@@ -24,6 +24,7 @@ use crate::domain::TeamLimits;
 use crate::secret_file::SecretRef;
 pub use fields::describe;
 pub use problem::Problem;
+pub(crate) use number::show_duration;
 pub(crate) use problem::{nearest, sort, write_all};
 
 use env::Env;

@@ -25,6 +25,7 @@ use crate::config::OfferingConfig;
 use crate::domain::{KeyAlias, Mark, TeamLimits};
 use crate::secrets::{Broken, Connection, Listed, Slot, Stored};
 
+pub(crate) use offering::{RETIRED, plan_retirement};
 pub(crate) use access::API;
 pub use access::{plan_access, wanted_access};
 pub use evaluate::{Verdict, evaluate};

@@ -298,6 +298,19 @@ pub fn plan_offering(shop: &Shop<'_>, offering: &Offering) -> Result<OfferingPla
     Ok(plan)
 }
 
+/// What is left to do until a component whose removal was refused is retired: renamed, and without a price on any plan.
+#[must_use]
+pub fn plan_retirement(shop: &Shop<'_>, offering: &Offering, kind: &str) -> Vec<OfferingAction> {
+    let notes = Notes::read(offering);
+    let there = offering.components.iter().find(|component| component.kind == kind);
+    let mut actions: Vec<OfferingAction> = there.and_then(|there| retire(&notes, &[], there)).into_iter().collect();
+    let price = BTreeMap::from([(kind.to_owned(), Decimal::ZERO)]);
+    if there.is_some() {
+        actions.extend(offering.plans.iter().filter(|plan| !plan.archived).filter_map(|plan| set_prices(shop, offering, plan, &price, &[])));
+    }
+    actions
+}
+
 /// Where in its life each component of the offering is.
 #[must_use]
 pub fn stage(shop: &Shop<'_>, offering: &Offering, kind: &str) -> Stage {
