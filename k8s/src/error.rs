@@ -300,9 +300,10 @@ pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
     text
 }
 
-/// A server's or proxy's words, without control characters and not without end.
+/// A server's or proxy's words, without secrets and control characters and not without end.
 fn plain(text: &str) -> String {
     const LONGEST: usize = 400;
+    let text = masked(text);
     let mut short: String = text
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
@@ -312,6 +313,31 @@ fn plain(text: &str) -> String {
         short.push('…');
     }
     short
+}
+
+/// Hides keys of the gateway, in clear and as a Secret spells them, and bearer tokens: an admission webhook that refuses an
+/// object may quote it.
+fn masked(text: &str) -> String {
+    let part_of_word =
+        |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+' | '/' | '=');
+    // `c2st` is `sk-` in base64.
+    let looks_secret = |word: &str| {
+        word.starts_with("sk-") && word.len() >= 8
+            || word.contains("c2st") && word.len() >= 16
+            || word.starts_with("eyJ") && word.len() >= 20
+    };
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(part_of_word) {
+        let (before, from) = rest.split_at(start);
+        let end = from.find(|c| !part_of_word(c)).unwrap_or(from.len());
+        let (word, after) = from.split_at(end);
+        out.push_str(before);
+        out.push_str(if looks_secret(word) { "***" } else { word });
+        rest = after;
+    }
+    out.push_str(rest);
+    out
 }
 
 fn quoted(message: &str) -> Option<String> {
@@ -335,4 +361,18 @@ fn is_connect_failure(error: &(dyn StdError + 'static)) -> bool {
         next = cause.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_quotes_of_a_secret_is_hidden() {
+        let said = r#"admission webhook "x" denied llm-keys/llm-key-sk-1: "OPENAI_API_KEY":"c2stNjQyOWRhNzEzYzcwZDJj==" is sk-6429da713c70d2c, Bearer eyJhbGciOiJIUzI1NiJ9.e30.abc"#;
+        assert_eq!(
+            plain(said),
+            r#"admission webhook "x" denied llm-keys/llm-key-sk-1: "OPENAI_API_KEY":"***" is ***, Bearer ***"#
+        );
+    }
 }
