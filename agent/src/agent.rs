@@ -86,6 +86,8 @@ pub(crate) struct Memory {
     pub(crate) orphan_cursor: usize,
     /// How often an order was taken up again after it erred.
     pub(crate) heals: HashMap<Uuid, u32>,
+    /// Changes of deployments that the gateway refused, or took and did not keep, by deployment: what, when, and why.
+    pub(crate) registrations: HashMap<String, (String, Timestamp, String)>,
 }
 
 impl std::ops::Deref for Agent {
@@ -360,6 +362,12 @@ impl Agent {
     pub(crate) fn remember(&self, offering: &waldur_client::Offering) {
         let remembered = crate::plan::remembered(offering);
         self.memory().remembered.insert(offering.uuid, remembered);
+    }
+
+    /// Models that the gateway serves from deployments of ours: those of one that left the catalogue while no agent ran have
+    /// to be missed for as long as any other before they count as gone.
+    pub(crate) fn remember_deployments(&self, models: BTreeSet<String>) {
+        self.memory().remembered.insert(Uuid::nil(), Remembered { models, ..Remembered::default() });
     }
 
     /// The rules for one offering, with what was learnt so far.

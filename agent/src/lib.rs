@@ -20,6 +20,7 @@ pub mod observe;
 pub mod offering;
 pub mod orders;
 pub mod plan;
+pub mod registration;
 pub mod resources;
 pub mod schedule;
 pub mod secret_file;

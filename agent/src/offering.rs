@@ -55,6 +55,7 @@ impl Agent {
                 }
             }
         }
+        self.gateway_beat().await;
         self.progress.beat("offering");
     }
 

@@ -294,14 +294,18 @@ impl World {
     }
 }
 
-/// A catalogue of chat models, with the embedder every world has.
+/// A catalogue of chat models, with the embedder every world has, at the gateway's prices.
 #[must_use]
 pub fn catalogue(models: &[&str]) -> String {
     let mut text = String::from("inference_models:\n");
-    for name in models {
-        text.push_str(&format!("  - {{name: {0}, served_name: {0}}}\n", name));
+    for name in models.iter().chain(&["qwen3-embedding-0-6b"]) {
+        let runtime = if *name == "qwen3-embedding-0-6b" { ", runtime: tei" } else { "" };
+        let (_, input, output) = MODELS.iter().find(|(known, ..)| known == name).copied().unwrap_or((name, None, None));
+        let price = |side: &str, price: Option<&str>| price.map(|price| format!("{side}_cost_per_token: {price}"));
+        let prices: Vec<String> = [price("input", input), price("output", output)].into_iter().flatten().collect();
+        let info = if prices.is_empty() { String::new() } else { format!(", litellm_model_info: {{{}}}", prices.join(", ")) };
+        text.push_str(&format!("  - {{name: {name}, served_name: {name}{runtime}{info}}}\n"));
     }
-    text.push_str("  - {name: qwen3-embedding-0-6b, served_name: qwen3-embedding-0-6b, runtime: tei}\n");
     text
 }
 

@@ -1,22 +1,28 @@
 //! `check`: everything that can be found wrong before it hurts, with the place and the cure.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
-use waldur_client::{Class, ErrorKind, ResourceState};
+use waldur_client::{Class, ErrorKind, Offering, ResourceState};
 
 use super::EXIT_INPUT;
 use super::commands::Problem;
 use super::print::{clean, plural, say};
+use super::readers;
 use crate::agent::Agent;
-use crate::config::WaldurAuth;
-use crate::domain::{Direction, usage_component};
+use crate::config::{OfferingConfig, WaldurAuth};
+use crate::domain::{BillingMonth, Direction, usage_component};
 use crate::features::Feature;
+use crate::plan::{Finding, Notes, Ownership, plan_offering, wanted_access};
 
 /// What a provider's agent may do only with these rights; the role CUSTOMER.OWNER of the provider has all of them.
 const ROLES: [&str; 3] = ["CUSTOMER.OWNER", "CUSTOMER.MANAGER", "OFFERING.MANAGER"];
 
 /// The offering type whose orders an agent may end.
 const OFFERING_TYPE: &str = "Marketplace.Slurm";
+
+/// How a team that may call nothing is written at the gateway.
+const NO_MODELS: &str = "no-default-models";
 
 /// The cure where something else than Waldur's API answers.
 const OTHER_SERVER: &str = "this is not a Waldur API; waldur.api_url must end in /api/";
@@ -60,8 +66,8 @@ impl Report {
     }
 }
 
-/// Runs every check; exit 2 where one fails.
-pub async fn check(agent: &Agent, warnings: &[String]) -> Result<(), Problem> {
+/// Runs every check, `files` of other readers of the catalogue among them; exit 2 where one fails.
+pub async fn check(agent: &Agent, warnings: &[String], files: &[PathBuf]) -> Result<(), Problem> {
     let mut report = Report::default();
     report.ok("configuration", format!("owner {:?}, {}", agent.config.owner, plural(agent.config.offerings.len(), "offering")));
     for warning in warnings {
@@ -73,6 +79,8 @@ pub async fn check(agent: &Agent, warnings: &[String]) -> Result<(), Problem> {
         check_offerings(agent, &mut report).await;
     }
     check_gateway(agent, &mut report).await;
+    check_teams(agent, &mut report).await;
+    check_readers(agent, files, &mut report);
     match agent.secrets.check().await {
         Ok(detail) => report.ok("secrets", detail),
         Err(error) => report.fail("secrets", error.to_string()),
@@ -179,6 +187,7 @@ async fn check_offerings(agent: &Agent, report: &mut Report) {
                 report.warn(&what, format!("has no usage component for {}; their usage cannot be billed", homeless.join(", ")));
             }
         }
+        check_sold(agent, settings, &offering, &what, report);
         match agent.refresh_governed(settings.uuid).await {
             Ok(true) => report.warn(&what, "has enable_api_key_provisioning on: Waldur governs keys one by one, which this agent does not serve yet; only the chat key is made"),
             Ok(false) => {}
@@ -194,6 +203,41 @@ async fn check_offerings(agent: &Agent, report: &mut Report) {
     }
 }
 
+/// What Waldur sells against what the catalogue offers: choices, components and prices.
+fn check_sold(agent: &Agent, settings: &OfferingConfig, offering: &Offering, what: &str, report: &mut Report) {
+    agent.remember(offering);
+    let Some(view) = agent.catalogue() else { return };
+    let plan = match plan_offering(&agent.shop(settings, &view), offering) {
+        Ok(plan) => plan,
+        Err(why) => return report.fail(what, why),
+    };
+    let changes = plan.actions.len();
+    if changes > 0 && Notes::read(offering).owner.is_none() {
+        report.ok(what, format!("not kept by an agent yet; the offering loop of `run` makes {}, which `plan` shows", plural(changes, "change")));
+    } else {
+        for action in &plan.actions {
+            report.fail(what, format!("not as the catalogue says: {action}; a running agent does it at its next pass"));
+        }
+    }
+    let month = BillingMonth::of(agent.clock.now()).next().first_day();
+    let mut pending = 0;
+    for finding in &plan.findings {
+        match finding {
+            Finding::Pending { kind, plan, now, then } => {
+                pending += 1;
+                report.ok(what, format!("plan {plan}: {kind} costs {now} and {then} later: pending until {month}"));
+            }
+            Finding::NoSuchPlan(name) => report.fail(what, format!("has no plan {name:?}; correct offerings[].plans")),
+            Finding::NotOurs { kind, billing } => report.fail(what, format!("component {kind} is charged as {billing}, so somebody else made it; remove it, or change its accounting type")),
+            Finding::Retired { kind, reason } => report.ok(what, format!("component {kind} is retired, since Waldur does not remove it: {reason}")),
+        }
+    }
+    if changes == 0 {
+        let waiting = if pending == 0 { String::new() } else { format!(", {} pending until {month}", plural(pending, "price")) };
+        report.ok(what, format!("choices, components and prices are as in the catalogue{waiting}"));
+    }
+}
+
 async fn check_gateway(agent: &Agent, report: &mut Report) {
     let url = agent.config.gateway.url.as_str();
     match agent.gateway.readiness().await {
@@ -205,16 +249,79 @@ async fn check_gateway(agent: &Agent, report: &mut Report) {
         Ok(teams) => report.ok("gateway key", format!("may list teams ({})", teams.len())),
         Err(error) => report.fail("gateway key", format!("{error}; gateway.key_file must hold the master key or a key of a proxy_admin user with the management routes")),
     }
-    let served = match agent.gateway.model_info().await {
-        Ok(models) => models,
+    let compared = match agent.compare_gateway().await {
+        Ok(compared) => compared,
         Err(error) => return report.fail("gateway models", error.to_string()),
     };
     let Some(catalogue) = agent.catalogue() else { return };
-    let served: BTreeSet<&str> = served.iter().map(|model| model.model_name.as_str()).collect();
-    let missing: Vec<&str> = catalogue.models.iter().map(|model| model.served_name.as_str()).filter(|name| !served.contains(name)).collect();
-    if missing.is_empty() {
-        report.ok("gateway models", format!("all {} models of the catalogue are served", catalogue.models.len()));
-    } else {
-        report.fail("gateway models", format!("not served by the gateway: {}; register them there, or take them out of the catalogue", missing.join(", ")));
+    for action in &compared.left {
+        report.fail("gateway models", format!("not as the catalogue says: {action}; a running agent does it at its next pass"));
+    }
+    for difference in &compared.differences {
+        report.fail("gateway models", difference.to_string());
+    }
+    if compared.left.is_empty() && compared.differences.is_empty() {
+        report.ok("gateway models", format!("all {} models of the catalogue are served, at its prices", catalogue.models.len()));
+    }
+}
+
+/// What projects may call against what they ordered and what the catalogue lists.
+async fn check_teams(agent: &Agent, report: &mut Report) {
+    const WHAT: &str = "teams";
+    let world = match agent.read_world().await {
+        Ok(world) => world,
+        // The peer that failed was named already.
+        Err(error) => return report.warn(WHAT, format!("could not be compared with the catalogue: {error}")),
+    };
+    let Some(view) = agent.catalogue() else { return };
+    let (mut compared, mut differing) = (0, 0);
+    for (offering, resource) in world.resources.values() {
+        let Some(settings) = agent.offering(*offering) else { continue };
+        let seen = world.view(*offering, resource, 0);
+        let Some(team) = seen.team.as_ref().filter(|_| seen.ownership(&agent.config.owner) == Ownership::Ours) else { continue };
+        compared += 1;
+        let rules = agent.rules(settings, &view);
+        let wanted = wanted_access(&rules, resource, None, &team.models).ok().and_then(|wanted| wanted.models);
+        let name = format!("team {} (resource {})", team.team_id, resource.slug);
+        let held: BTreeSet<&str> = team.models.iter().map(String::as_str).filter(|model| *model != NO_MODELS).collect();
+        let mut lines = Vec::new();
+        if team.models.is_empty() {
+            lines.push(format!("{name} may call every model of the gateway"));
+        }
+        for model in &held {
+            if view.model(model).is_none() {
+                lines.push(format!("{name} may call {model}, which the catalogue does not list"));
+            } else if wanted.as_ref().is_some_and(|wanted| !wanted.contains(*model)) {
+                lines.push(format!("{name} may call {model}, which was not ordered"));
+            }
+        }
+        for model in wanted.iter().flatten().filter(|model| !held.contains(model.as_str())) {
+            lines.push(format!("{name} may not call {model}, which was ordered"));
+        }
+        differing += usize::from(!lines.is_empty());
+        lines.iter().for_each(|line| report.fail(WHAT, line));
+    }
+    if differing == 0 {
+        report.ok(WHAT, format!("{} may call what was ordered", plural(compared, "team")));
+    }
+}
+
+/// What other systems rendered from the same catalogue.
+fn check_readers(agent: &Agent, files: &[PathBuf], report: &mut Report) {
+    if files.is_empty() {
+        return;
+    }
+    let Ok(catalogue) = crate::catalogue::read(&agent.config.catalogue.file) else {
+        return report.fail("readers", "cannot be compared with a catalogue that cannot be read");
+    };
+    for file in files {
+        let compared = readers::compare_file(file, &catalogue);
+        if compared.differences.is_empty() {
+            let found = compared.found.into_iter().collect::<Vec<_>>().join(", ");
+            report.ok("reader", format!("{}: as in the catalogue: {found}", file.display()));
+        }
+        for difference in compared.differences {
+            report.fail("reader", difference);
+        }
     }
 }

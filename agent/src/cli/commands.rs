@@ -85,6 +85,11 @@ pub async fn plan(agent: &Agent) -> Result<(), Problem> {
     for id in &drift.lost {
         lines.push(format!("resource {} is not shown by Waldur: left alone; see `orphans list`", id.simple()));
     }
+    let gateway = agent.compare_gateway().await?;
+    if !gateway.left.is_empty() {
+        lines.push("gateway:".into());
+        lines.extend(gateway.left.iter().map(|action| format!("  {}", clean(&action.to_string()))));
+    }
     if lines.is_empty() {
         say(format_args!("nothing to do: {} are as they should be and no order is open", plural(drift.compared, "resource")))
     } else {

@@ -5,6 +5,7 @@ mod check;
 pub mod commands;
 pub mod components;
 mod print;
+mod readers;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -48,7 +49,12 @@ enum Command {
         grace: u64,
     },
     /// Check configuration, peers, rights and offerings; say what is wrong, where, and the cure.
-    Check,
+    Check {
+        /// Also compare a file that another system renders from the catalogue (LLM_ACCESS_MODELS of a Deployment,
+        /// llmOffering, modelPricing, llm.models; YAML or JSON, - for standard input) with it. Can be repeated.
+        #[arg(long = "reader", num_args = 1.., value_name = "FILE")]
+        readers: Vec<PathBuf>,
+    },
     /// Print what the next pass would do; change nothing.
     Plan,
     /// Print every resource with its team, keys, Secrets and budget.
@@ -182,7 +188,7 @@ impl Command {
     /// Whether nothing is changed, so that the log has nothing to tell but trouble.
     fn only_reads(&self) -> bool {
         match self {
-            Self::Check | Self::Plan | Self::Status { .. } | Self::Keys { .. } | Self::Orphans { command: OrphansCommand::List } => true,
+            Self::Check { .. } | Self::Plan | Self::Status { .. } | Self::Keys { .. } | Self::Orphans { command: OrphansCommand::List } => true,
             Self::Run { .. } | Self::Orders { .. } | Self::Adopt { .. } | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
             Self::Catalogue { command: CatalogueCommand::Validate { .. } } | Self::Components { command: ComponentsCommand::List } => true,
             Self::Components { command: ComponentsCommand::Remove { dry_run, .. } } => *dry_run,
@@ -244,7 +250,7 @@ async fn run(cli: Cli) -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Run { only, grace } => return daemon(agent, &only, Duration::from_secs(grace)).await,
-        Command::Check => check::check(&agent, &loaded.warnings).await,
+        Command::Check { readers } => check::check(&agent, &loaded.warnings, &readers).await,
         Command::Plan => commands::plan(&agent).await,
         Command::Status { json } => commands::status(&agent, json).await,
         Command::Orders { command: OrdersCommand::Retry { order } } => commands::retry(&agent, order).await,

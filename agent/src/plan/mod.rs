@@ -4,6 +4,7 @@ mod access;
 mod evaluate;
 mod notes;
 mod offering;
+mod registration;
 mod removal;
 mod usage;
 
@@ -31,6 +32,7 @@ pub use access::{plan_access, wanted_access};
 pub use evaluate::{Verdict, evaluate};
 pub use notes::{Note, Notes, remembered};
 pub use offering::{Finding, OfferingAction, OfferingPlan, Shop, Stage, plan_offering, removable_from, stage};
+pub use registration::{Difference, Registration, Registry, deployment_id, differences, plan_registration, same_price};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{ModelTotals, component_amounts, sum_models};
 
