@@ -77,6 +77,11 @@ const fn gauge(name: &'static str, labels: &'static [&'static str], about: &'sta
 /// Every metric of the agent, by name. `docs/metrics.md`, the alert rules and the dashboard are held against this list.
 pub const METRICS: &[Metric] = &[
     counter("llm_access_actions_total", &["action"], "Actions carried out at a peer"),
+    gauge("llm_access_budget_resets_overdue", &[], "Resources whose budget the gateway should have reset over an hour ago and has not"),
+    gauge("llm_access_catalogue_models", &[], "Models of the catalogue in force"),
+    gauge("llm_access_catalogue_models_missing", &[], "Models in force that the catalogue file no longer has"),
+    gauge("llm_access_catalogue_shrink_held", &[], "1 while a catalogue that lost many models is held until it is accepted"),
+    gauge("llm_access_components_retired", &["offering"], "Components of models that are gone, which Waldur refuses to remove"),
     gauge("llm_access_condition", &["condition"], "1 while a condition of this name holds for anything, 0 once it no longer does"),
     gauge("llm_access_last_beat_timestamp_seconds", &["loop"], "When a loop last ended a beat, in seconds since 1970"),
     gauge("llm_access_leading", &[], "1 while this replica holds the Lease, 0 while another does; absent where no Lease is configured"),
@@ -85,9 +90,19 @@ pub const METRICS: &[Metric] = &[
     counter("llm_access_order_turns_total", &["kind", "outcome"], "Turns of orders: each observes, plans and applies once"),
     counter("llm_access_orders_erred_total", &[], "Orders set to erred"),
     counter("llm_access_orders_rejected_total", &[], "Orders rejected"),
+    gauge("llm_access_prices_pending", &["offering"], "Prices that Waldur holds for the first of a month to come"),
     gauge("llm_access_resources", &[], "Resources compared in the last slow beat"),
+    gauge("llm_access_resources_by_spent_share", &["percent"], "Resources that have spent at least this share of their monthly budget: 50, 80, 90 or 100 percent"),
     gauge("llm_access_resources_drifted", &[], "Resources that differed from what they should be in the last slow beat"),
     counter("llm_access_unbilled_total", &[], "Final usages of a resource and month that could not be reported"),
+    gauge("llm_access_usage_behind", &[], "Resources and months whose usage differed and could not be reported in the last usage pass"),
+    gauge("llm_access_usage_foreign_teams", &[], "Teams with usage in the ledger that are no resource of ours"),
+    gauge("llm_access_usage_last_pass_timestamp_seconds", &[], "When the last usage pass that read everything began, in seconds since 1970"),
+    counter("llm_access_usage_passes_total", &["outcome"], "Usage passes: done, partly, discarded at midnight, failed"),
+    counter("llm_access_usage_reported_total", &[], "Reports of a resource and month that were sent and read back"),
+    gauge("llm_access_usage_rows", &[], "Ledger rows that the last usage pass added up"),
+    gauge("llm_access_usage_unattributed_tokens", &[], "Tokens of keys whose team the gateway no longer knows; on nobody's bill"),
+    gauge("llm_access_usage_withheld", &[], "Parts of the ledger that did not add up in the last usage pass and were not reported"),
 ];
 
 /// [`METRICS`] as a Markdown table. `docs/metrics.md` holds it.
