@@ -1,4 +1,4 @@
-# `make help` lists the targets. All but test-real need only the Rust toolchain, git and make.
+# `make help` lists the targets. All but test-real, manifests and check-deploy need only the Rust toolchain, git and make.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -52,6 +52,14 @@ bench: ## measure the agent against its budgets
 dist: ## the binary as it is deployed, in the target folder under dist/
 	$(CARGO) build --profile dist -p llm-access-agent
 	@echo '$(TARGET)/dist/llm-access-agent'
+
+.PHONY: manifests
+manifests: ## render deploy/manifests from the chart again
+	deploy/tools/run manifests
+
+.PHONY: check-deploy
+check-deploy: ## chart, manifests, alert rules and Dockerfile with Helm, kubectl, promtool and hadolint (set up on first use, half a minute)
+	deploy/tools/run check
 
 .PHONY: remove-stale-waldur-component
 remove-stale-waldur-component: ## remove one component from the offering: COMPONENT=key CONFIG=file (ARGS=--dry-run to look first)
