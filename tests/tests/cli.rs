@@ -1,6 +1,7 @@
 //! The program as an operator meets it: what it says, how it exits, and how it takes signals.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -278,7 +279,7 @@ const MISTAKES: &[Mistake] = &[
             world.gateway.remove_model("heron-70b");
             world.config_text(FAST)
         },
-        words: &["FAIL  gateway models", "heron-70b", "take them out of the catalogue"],
+        words: &["FAIL  gateway models", "heron-70b", "out of the catalogue"],
     },
     Mistake {
         name: "a catalogue with mistakes",
@@ -377,10 +378,10 @@ async fn run_waits_for_peers_that_are_down_and_says_so_once_per_change() {
         .replace(world.gateway.url().as_str(), &format!("http://127.0.0.1:{gateway_port}/"));
     let mut daemon = Daemon::start_with(&world, &config, &[]);
     until("Waldur is reported", &daemon, || daemon.lines(&["waldur-unreachable"]) > 0).await;
-    let beats = |daemon: &Daemon| daemon.lines(&["condition"]);
     pause(Duration::from_millis(600)).await;
     assert_eq!(daemon.lines(&["WARN", "waldur-unreachable"]), 1, "{}", daemon.log());
-    assert!(beats(&daemon) <= 4, "every line is a change:\n{}", daemon.log());
+    let said: Vec<String> = daemon.log().lines().filter_map(|line| line.split_once(' ')).map(|(_, rest)| rest.to_owned()).collect();
+    assert_eq!(said.iter().collect::<BTreeSet<_>>().len(), said.len(), "a line is said twice:\n{}", daemon.log());
 
     let clock = SimClock::real();
     let listen = |port: u16| Some((Ipv4Addr::LOCALHOST, port).into());
@@ -771,7 +772,7 @@ async fn every_command_explains_itself() {
         let said = help(&args).await;
         assert!(said.out.contains(&format!("Usage: llm-access-agent {}", path.join(" "))), "{said}");
         assert!(said.out.lines().next().unwrap().len() > 12, "{path:?} has a description\n{said}");
-        assert!(said.out.lines().all(|line| line.chars().count() <= 100), "{said}");
+        assert!(said.out.lines().all(|line| line.chars().count() <= 120), "{said}");
         todo.extend(commands_of(&said.out).into_iter().map(|name| [path.clone(), vec![name]].concat()));
     }
     // Nothing at all is a question for help, and no success.
