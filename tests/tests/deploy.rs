@@ -661,6 +661,33 @@ fn merged(mut under: Value, over: &Value) -> Value {
 }
 
 #[test]
+fn the_overlay_to_copy_configures_what_the_manifests_mount() {
+    let configuration = text("deploy/example/config.yml");
+    let (ours, theirs) = (loaded(&configuration), loaded(&self::configuration()));
+    assert_eq!(
+        (
+            secret_namespaces(&ours),
+            ours.lease,
+            ours.http.listen,
+            ours.catalogue.file
+        ),
+        (
+            secret_namespaces(&theirs),
+            theirs.lease,
+            theirs.http.listen,
+            theirs.catalogue.file
+        )
+    );
+    let paths = |configuration: &str| -> Value {
+        let told: Value = serde_saphyr::from_str(configuration).unwrap();
+        json!([told["waldur"]["token_file"], told["gateway"]["key_file"]])
+    };
+    assert_eq!(paths(&configuration), paths(&self::configuration()));
+    let catalogue = text("deploy/example/inference.yml");
+    assert!(llm_access_agent::catalogue::parse(&catalogue, "inference.yml").is_ok());
+}
+
+#[test]
 fn the_configuration_of_the_dev_box_is_one_that_the_agent_takes() {
     let (defaults, dev) = (
         yaml("deploy/chart/values.yaml"),
