@@ -18,6 +18,16 @@ use uuid::Uuid;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// A fresh agent that no busy machine makes give up a call.
+async fn patient(world: &World) -> Agent {
+    patient_with(world, &world.config_text("")).await
+}
+
+async fn patient_with(world: &World, text: &str) -> Agent {
+    assert!(text.contains("timeout: 400ms"), "{text}");
+    Agent::new(world.parse(&text.replace("timeout: 400ms", "timeout: 30s")), world.clock.clone()).await.unwrap()
+}
+
 /// `n` resources that customers have, put right by the slow beat.
 async fn living(world: &World, agent: &Agent, n: usize) -> Vec<Uuid> {
     let resources: Vec<Uuid> =
@@ -34,7 +44,7 @@ async fn agent_with_limits(world: &World, limits: &str) -> Agent {
     let text = world.config_text("");
     let usual = "limits: {max_budget: {default: 20, max: 1000}, tpm_limit: {default: 100000}, rpm_limit: {default: 600}}";
     assert!(text.contains(usual), "{text}");
-    Agent::new(world.parse(&text.replace(usual, &format!("limits: {limits}"))), world.clock.clone()).await.unwrap()
+    patient_with(world, &text.replace(usual, &format!("limits: {limits}"))).await
 }
 
 /// Calls that change something, to one peer, whose path contains `part`.
@@ -75,7 +85,7 @@ async fn ten_passes(world: &World, agent: &Agent) {
 
 async fn lost_role(profile: Profile) {
     let world = World::new(profile).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     living(&world, &agent, 40).await;
     world.waldur.hide_all(true);
     ten_passes(&world, &agent).await;
@@ -108,9 +118,9 @@ async fn c02_an_agent_that_lost_its_role_removes_nothing_and_says_what_it_lost_l
 #[tokio::test]
 async fn c02_a_fresh_agent_without_rights_removes_nothing_either() {
     let world = World::new(Profile::Late2026).await;
-    living(&world, &world.agent().await, 12).await;
+    living(&world, &patient(&world).await, 12).await;
     world.waldur.hide_all(true);
-    let restarted = world.agent().await;
+    let restarted = patient(&world).await;
     ten_passes(&world, &restarted).await;
     assert_eq!(world.writes(None), none());
     assert!(condition(&restarted, "lost-sight").is_some());
@@ -119,9 +129,9 @@ async fn c02_a_fresh_agent_without_rights_removes_nothing_either() {
 #[tokio::test]
 async fn c02_a_wrong_offering_uuid_removes_nothing_and_is_named() {
     let world = World::new(Profile::Late2026).await;
-    living(&world, &world.agent().await, 12).await;
+    living(&world, &patient(&world).await, 12).await;
     let wrong = Uuid::from_u128(0x77);
-    let agent = Agent::new(world.parse(&world.config_text_for(&[wrong], "")), world.clock.clone()).await.unwrap();
+    let agent = patient_with(&world, &world.config_text_for(&[wrong], "")).await;
     ten_passes(&world, &agent).await;
     assert_eq!(world.writes(None), none());
     let said = format!("{:?}", agent.conditions.all());
@@ -131,7 +141,7 @@ async fn c02_a_wrong_offering_uuid_removes_nothing_and_is_named() {
 #[tokio::test]
 async fn c02_an_archived_offering_ends_nothing() {
     let world = World::new(Profile::Y2024).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     living(&world, &agent, 12).await;
     world.waldur.set_offering_state(world.offering, "Archived");
     ten_passes(&world, &agent).await;
@@ -151,7 +161,7 @@ async fn c02_a_page_that_is_missing_is_a_failed_read() {
 
 async fn missing_page(status: u16) {
     let world = World::new(Profile::Y2024).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     living(&world, &agent, 40).await;
     world.waldur.set_page_cap(20);
     let (body, headers) = match status {
@@ -174,7 +184,7 @@ async fn missing_page(status: u16) {
 #[tokio::test]
 async fn c02_only_what_waldur_shows_as_ended_is_removed() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let resources = living(&world, &agent, 40).await;
     // One row is gone without a word, another is shown as ended.
     world.waldur.unlink(resources[7]);
@@ -219,7 +229,7 @@ fn replace_secretly(world: &World, name: &str, content: &str) {
 async fn c06_a_rotated_gateway_key_errs_no_order_and_costs_one_probe_per_beat() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let orders = twelve_orders(&world);
         world.gateway.rotate_master_key("sk-master-9999");
         world.beat(&agent).await;
@@ -244,7 +254,7 @@ async fn c06_a_rotated_gateway_key_errs_no_order_and_costs_one_probe_per_beat() 
 async fn c06_a_rotated_waldur_token_errs_no_order_and_costs_one_probe_per_beat() {
     for profile in PROFILES {
         let world = Arc::new(World::new(profile).await);
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let orders = twelve_orders(&world);
         // Somewhere in the middle of the twelve.
         let waldur = world.waldur.clone();
@@ -274,7 +284,7 @@ async fn c06_a_rotated_waldur_token_errs_no_order_and_costs_one_probe_per_beat()
 async fn c06_both_files_are_replaced_while_twelve_orders_execute() {
     for at in [30, 61, 95, 140] {
         let world = Arc::new(World::new(Profile::Late2026).await);
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let orders = twelve_orders(&world);
         // The new key is good at once, the file follows a little later.
         let there = world.clone();
@@ -306,7 +316,7 @@ async fn c06_a_missing_right_is_named_and_no_order_is_blamed() {
     ];
     for (peer, path, body, words) in cases {
         let world = World::new(Profile::Late2026).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let orders = twelve_orders(&world);
         let rule = world.faults.add(Rule::new(Fault::status(403, body)).peer(peer).path(path));
         for beat in 0..8 {
@@ -383,7 +393,7 @@ async fn c08_an_order_stays_open_where_the_proxy_cannot_clear_its_defaults() {
 #[tokio::test]
 async fn c09_fifty_resources_at_rest_are_left_alone_and_one_edit_is_one_small_repair() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let resources = living(&world, &agent, 50).await;
     for (n, resource) in resources.iter().enumerate() {
         let team = world.gateway.team(&id(*resource)).unwrap();
@@ -460,7 +470,7 @@ async fn c14_a_limit_taken_away_is_an_explicit_null_and_zero_blocks() {
 #[tokio::test]
 async fn c14_a_decimal_limit_is_kept_to_the_digit() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let (order, resource) = world.waldur.order(world.offering, &world.project, "llm", &["kestrel-8b"], &[("max_budget", "12.5")]);
     world.beat(&agent).await;
     assert_eq!(world.waldur.order_state(order), "done");
@@ -475,7 +485,7 @@ async fn c14_a_decimal_limit_is_kept_to_the_digit() {
 #[tokio::test]
 async fn c16_our_mark_is_restored_beside_foreign_entries_and_two_writers_are_named() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let resource = living(&world, &agent, 3).await[1];
     let team = || world.gateway.team(&id(resource)).unwrap();
     let mark = team().metadata;
@@ -529,7 +539,7 @@ async fn c18_a_team_that_was_deleted_comes_back_with_the_stored_keys() {
     for store in [Store::Kube, Store::Directory] {
         for profile in PROFILES {
             let world = World::with_store(profile, store).await;
-            let agent = world.agent().await;
+            let agent = patient(&world).await;
             let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
             let keys = ["project", "chat"].map(|slot| world.key(resource, slot));
             world.gateway.chat(&keys[0], "kestrel-8b", "P=1000 C=1000").unwrap();
@@ -571,11 +581,11 @@ enum End {
 async fn ended_at_every_call(profile: Profile, end: End) {
     let world = Arc::new(World::new(profile).await);
     // What the first create teaches is known from here on.
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let kept = world.sold(&agent, "kept", &["kestrel-8b"]).await;
     for k in 1.. {
         assert!(k < 60, "a create takes fewer calls");
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let (order, resource) = world.order(&format!("llm-{k}"), &["kestrel-8b"]);
         world.faults.reset_calls();
         let there = world.clone();
@@ -662,11 +672,11 @@ async fn c21_a_create_erred_at_any_call_leaves_nothing_late_2026() {
 async fn c21_an_agent_that_died_before_the_cancel_is_followed_by_one_that_cleans_up() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let kept = world.sold(&agent, "kept", &["kestrel-8b"]).await;
         // Dies with a Secret in `pending` and no team; with a team and no keys; with everything but the end.
         for (n, path) in ["/team/new", "/key/generate", "set_state_done"].into_iter().enumerate() {
-            let agent = world.agent().await;
+            let agent = patient(&world).await;
             let (order, resource) = world.order(&format!("llm-{n}"), &["kestrel-8b"]);
             world.faults.add(Rule::new(Fault::Kill { after_effect: false }).path(path));
             tokio::select! {
@@ -677,7 +687,7 @@ async fn c21_an_agent_that_died_before_the_cancel_is_followed_by_one_that_cleans
             world.faults.clear();
             world.waldur.cancel(order);
             assert!(!world.secrets(resource).is_empty());
-            let restarted = world.agent().await;
+            let restarted = patient(&world).await;
             world.faults.reset_calls();
             world.beat(&restarted).await;
             world.slow_beat(&restarted).await;
@@ -732,7 +742,7 @@ async fn c27_a_secret_that_lost_its_key_gets_a_new_one_and_the_old_key_dies() {
     ];
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         for (what, damage) in &damages {
             for (slot, namespace) in [("project", KEY_NAMESPACE), ("chat", CHAT_NAMESPACE)] {
                 let resource = world.sold(&agent, &format!("{what} {slot}"), &["kestrel-8b"]).await;
@@ -760,7 +770,7 @@ async fn c27_a_secret_that_lost_its_key_gets_a_new_one_and_the_old_key_dies() {
 #[tokio::test]
 async fn c27_a_damaged_file_gets_a_new_key_and_the_old_one_dies() {
     let world = World::with_store(Profile::Late2026, Store::Directory).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     type Damage = fn(String) -> Option<String>;
     let damages: [(&str, Damage); 3] = [
         ("cut", |text| Some(text[..text.find("OPENAI_API_KEY").unwrap() + 12].to_owned())),
@@ -796,7 +806,7 @@ async fn c27_a_damaged_file_gets_a_new_key_and_the_old_one_dies() {
 async fn c27_a_key_that_one_of_two_variables_still_holds_is_kept() {
     for (variable, value) in [("OPENAI_API_KEYS", None), ("OPENAI_API_KEYS", Some("")), ("RAG_OPENAI_API_KEY", None), ("RAG_OPENAI_API_KEY", Some("sk-other"))] {
         let world = World::new(Profile::Late2026).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
         let before = world.secrets(resource);
         let name = world.kube.secrets().into_iter().find(|secret| secret.namespace == CHAT_NAMESPACE).unwrap().name;
@@ -825,7 +835,7 @@ async fn c27_a_key_that_one_of_two_variables_still_holds_is_kept() {
 #[tokio::test]
 async fn c27_an_emptied_file_has_lost_our_mark_and_is_named() {
     let world = World::with_store(Profile::Late2026, Store::Directory).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
     let path = fs::read_dir(world.secrets_folder()).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.to_str().unwrap().contains("llm-key-")).unwrap();
     fs::write(&path, "").unwrap();
@@ -845,7 +855,7 @@ async fn c27_an_emptied_file_has_lost_our_mark_and_is_named() {
 #[tokio::test]
 async fn c27_a_secret_that_is_not_ours_is_never_adopted() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
     let ours = world.kube.secrets().into_iter().find(|s| s.namespace == KEY_NAMESPACE).unwrap();
     // Somebody takes our marks off and puts a key of their own in.
@@ -903,7 +913,7 @@ async fn c29_a_peer_that_echoes_a_key_leaks_it_nowhere() {
     let _guard = tracing::subscriber::set_default(subscriber);
     let metrics = llm_access_agent::telemetry::metrics().unwrap();
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let echo = |status| {
         Fault::status(status, r#"{"error": {"message": "Invalid key sk-MARKER-1 given, Key=sk-MARKER-1.", "type": "bad_request_error", "param": "sk-MARKER-1", "code": "400"}}"#)
     };
@@ -964,7 +974,7 @@ async fn c31_a_write_succeeds_by_the_class_of_its_status() {
     for status in [200, 201, 202, 204] {
         for (body, kind) in answers {
             let world = World::new(Profile::Late2026).await;
-            let agent = world.agent().await;
+            let agent = patient(&world).await;
             for peer in [Peer::Waldur, Peer::LiteLlm] {
                 let fault = Fault::Status { status, headers: vec![("content-type".into(), kind.into())], body: body.into(), after_effect: true };
                 world.faults.add(Rule::new(fault).peer(peer).method("POST"));
@@ -992,7 +1002,7 @@ async fn c31_several_results_in_one_and_redirects_are_no_success() {
     for status in [207, 301, 302, 307] {
         for (peer, path) in [(Peer::LiteLlm, "/team/new"), (Peer::LiteLlm, "/key/generate"), (Peer::Waldur, "set_state_done"), (Peer::Waldur, "set_backend_id")] {
             let world = World::new(Profile::Late2026).await;
-            let agent = world.agent().await;
+            let agent = patient(&world).await;
             let fault = Fault::Replace { status, headers: vec![("location".into(), "https://elsewhere.example.org/".into())], body: "{}".into() };
             let rule = world.faults.add(Rule::new(fault).peer(peer).path(path));
             let (order, _) = world.order("llm", &["kestrel-8b"]);
@@ -1015,7 +1025,7 @@ async fn c31_several_results_in_one_and_redirects_are_no_success() {
 async fn c34_pages_are_read_at_our_own_address_whatever_the_links_say() {
     for public in ["http://backend:8000", "https://elsewhere.example.org", "http://127.0.0.1:1"] {
         let world = World::new(Profile::Late2026).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         living(&world, &agent, 10).await;
         world.waldur.set_public_url(public);
         world.waldur.set_page_cap(4);
@@ -1037,7 +1047,7 @@ async fn c34_pages_are_read_at_our_own_address_whatever_the_links_say() {
 #[tokio::test]
 async fn c34_a_redirected_post_is_a_plain_mistake_of_the_configuration() {
     let world = World::new(Profile::Y2024).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     let (order, _) = world.order("llm", &["kestrel-8b"]);
     let fault = Fault::Replace { status: 301, headers: vec![("Location".into(), "https://waldur.example.org/api/".into())], body: String::new() };
     let rule = world.faults.add(Rule::new(fault).peer(Peer::Waldur).method("POST"));
@@ -1057,7 +1067,7 @@ async fn c34_a_redirected_post_is_a_plain_mistake_of_the_configuration() {
 async fn c46_a_foreign_team_under_our_id_is_left_alone_until_an_operator_adopts_it() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let (order, resource) = world.order("llm", &["kestrel-8b"]);
         let fields = json!({"team_alias": "llm", "models": ["heron-70b"], "max_budget": 7, "metadata": {"cost_centre": "77", "logging": [], "by": "hand"}});
         world.gateway.add_foreign_team(&id(resource), &fields);
@@ -1086,7 +1096,7 @@ async fn c46_a_foreign_team_under_our_id_is_left_alone_until_an_operator_adopts_
 async fn c46_a_foreign_team_outlives_the_order_that_met_it() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let (order, resource) = world.order("llm", &["kestrel-8b"]);
         world.gateway.add_foreign_team(&id(resource), &json!({"team_alias": "llm", "metadata": {"managed_by": "llm-access-agent", "owner": "daedalus", "resource": id(resource)}}));
         world.gateway.add_foreign_key(&id(resource), "theirs");
@@ -1111,7 +1121,7 @@ async fn c46_a_foreign_team_outlives_the_order_that_met_it() {
 #[tokio::test]
 async fn c46_a_team_of_the_same_name_is_no_obstacle_and_a_foreign_backend_id_is() {
     let world = World::new(Profile::Y2024).await;
-    let agent = world.agent().await;
+    let agent = patient(&world).await;
     world.gateway.add_foreign_team("other", &json!({"team_alias": "llm", "metadata": {}}));
     let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
     assert!(world.gateway.team("other").is_some());
@@ -1127,7 +1137,7 @@ async fn c46_a_team_of_the_same_name_is_no_obstacle_and_a_foreign_backend_id_is(
 async fn c46_an_existence_check_that_fails_neither_creates_nor_adopts() {
     for (status, body) in [(503, r#"{"error": {"message": "DB not connected", "type": "no_db_connection", "param": "None", "code": "503"}}"#), (404, r#"{"detail": {"error": "Team not found, passed team id: x."}}"#), (200, r#"{"teams": [], "total": 1, "page": 1, "page_size": 10, "total_pages": 1}"#)] {
         let world = World::new(Profile::Late2026).await;
-        let agent = world.agent().await;
+        let agent = patient(&world).await;
         let (order, resource) = world.order("llm", &["kestrel-8b"]);
         world.gateway.add_foreign_team(&id(resource), &json!({"team_alias": "llm", "metadata": {"by": "hand"}}));
         let theirs = world.gateway.team(&id(resource)).unwrap();
