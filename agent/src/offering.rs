@@ -191,16 +191,8 @@ impl Agent {
         let (mut pending, mut retired) = (0, 0);
         for finding in findings {
             match finding {
-                Finding::NoSuchPlan(plan) => raise(
-                    NO_SUCH_PLAN,
-                    format!("{uuid} {plan}"),
-                    format!("offering {uuid} has no plan {plan:?}, so no prices are kept there; correct offerings[].plans"),
-                ),
-                Finding::NotOurs { kind, billing } => raise(
-                    NOT_OURS,
-                    format!("{uuid} {kind}"),
-                    format!("offering {uuid} has a component {kind} that is charged as {billing}, so somebody else made it; it is left alone. Remove it, or change its accounting type"),
-                ),
+                Finding::NoSuchPlan(plan) => raise(NO_SUCH_PLAN, format!("{uuid} {plan}"), format!("offering {uuid}: {finding}")),
+                Finding::NotOurs { kind, .. } => raise(NOT_OURS, format!("{uuid} {kind}"), format!("offering {uuid}: {finding}")),
                 Finding::Pending { .. } => pending += 1,
                 Finding::Retired { .. } => retired += 1,
             }

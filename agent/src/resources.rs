@@ -19,6 +19,9 @@ use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access
 /// Conditions of a resource that the slow beat raises and clears.
 const DRIFT_CONDITIONS: [&str; 8] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "not-kept"];
 
+/// A resource whose models have all gone.
+const NO_MODELS_LEFT: &str = "no-models-left";
+
 /// Looks and removals in one go.
 const ROUNDS: usize = 4;
 
@@ -167,6 +170,7 @@ impl Agent {
     /// Compares; writes nothing.
     pub(crate) async fn find_drift(&self, world: &World) -> Result<Drift, Failure> {
         let mut drift = Drift::default();
+        let mut without = HashSet::new();
         if let Some(catalogue) = self.catalogue() {
             for (id, (offering, resource)) in &world.resources {
                 let Some(offering) = self.offering(*offering) else { continue };
@@ -179,10 +183,15 @@ impl Agent {
                 let rules = self.rules(offering, &catalogue);
                 let seen = world.view(offering.uuid, resource, self.mark_repairs(*id));
                 let held = seen.team.as_ref().map(|team| team.models.as_slice()).unwrap_or_default();
-                let plan = match seen.foreign(rules.owner) {
+                let wanted = match seen.foreign(rules.owner) {
                     Some(obstacle) => Err(obstacle),
-                    None => wanted_access(&rules, resource, None, held).and_then(|wanted| plan_access(&rules, &wanted, &seen)),
+                    None => wanted_access(&rules, resource, None, held),
                 };
+                if wanted.as_ref().is_ok_and(|wanted| wanted.models.as_ref().is_some_and(BTreeSet::is_empty)) {
+                    without.insert(*id);
+                    self.conditions.raise(NO_MODELS_LEFT, id.simple(), format!("resource {} ({}) is left without any model: all that it ordered have gone", id.simple(), resource.slug));
+                }
+                let plan = wanted.and_then(|wanted| plan_access(&rules, &wanted, &seen));
                 match plan {
                     Ok(actions) if actions.is_empty() && !erred => {
                         self.conditions.clear_all(&DRIFT_CONDITIONS, id.simple());
@@ -200,6 +209,8 @@ impl Agent {
                 }
             }
         }
+        self.conditions.clear_others(NO_MODELS_LEFT, &without);
+        metrics::gauge!("llm_access_resources_without_models").set(count(without.len()));
         drift.tripped = self.find_tripped(world);
         self.find_orphans(world, &mut drift).await?;
         Ok(drift)

@@ -52,7 +52,7 @@ async fn settled(world: &World, agent: &Agent) {
     world.faults.reset_calls();
     agent.offering_beat().await;
     assert_eq!(world.writes(None), Vec::<String>::new(), "a second pass has nothing to do");
-    assert_eq!(world.faults.count(), 1, "{:?}", world.faults.calls());
+    assert!(world.faults.count() <= 2, "one look at the offering and one at what the gateway serves: {:?}", world.faults.calls());
 }
 
 #[tokio::test]

@@ -234,10 +234,16 @@ impl Watch {
     /// purpose is still served, but not sold any more.
     fn with_missing(&self, read: &Catalogue) -> Catalogue {
         let mut catalogue = read.clone();
-        let before = self.effective.iter().flat_map(|effective| &effective.models);
-        for model in before.filter(|model| self.absent.contains_key(&model.served_name)) {
-            let orderable = model.orderable && !read.disabled.contains(&model.served_name);
-            catalogue.models.push(Model { orderable, ..model.clone() });
+        // Each at its old place, so that nothing that lists models in this order changes.
+        let mut at = 0;
+        for model in self.effective.iter().flat_map(|effective| &effective.models) {
+            if self.absent.contains_key(&model.served_name) {
+                let orderable = model.orderable && !read.disabled.contains(&model.served_name);
+                catalogue.models.insert(at, Model { orderable, ..model.clone() });
+                at += 1;
+            } else if let Some(place) = catalogue.models.iter().position(|there| there.served_name == model.served_name) {
+                at = place + 1;
+            }
         }
         catalogue
     }

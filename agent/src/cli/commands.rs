@@ -47,6 +47,7 @@ pub(super) fn wrong(message: impl Into<String>) -> Problem {
 pub async fn plan(agent: &Agent) -> Result<(), Problem> {
     let mut lines: Vec<String> = Vec::new();
     let mut in_orders = Vec::new();
+    plan_offerings(agent, &mut lines).await?;
     for offering in &agent.config.offerings {
         let orders = agent.waldur.orders(offering.uuid, &[OrderState::PendingProvider, OrderState::Executing]).await?;
         for order in orders {
@@ -95,6 +96,33 @@ pub async fn plan(agent: &Agent) -> Result<(), Problem> {
     } else {
         say(lines.join("\n"))
     }
+}
+
+/// What the offering loop would do, and what it waits for.
+async fn plan_offerings(agent: &Agent, lines: &mut Vec<String>) -> Result<(), Problem> {
+    let mut pending = Vec::new();
+    for settings in &agent.config.offerings {
+        let offering = agent.waldur.offering(settings.uuid).await?;
+        match agent.offering_plan(settings, &offering) {
+            Ok(plan) => {
+                if !plan.actions.is_empty() {
+                    lines.push(format!("offering {} ({}):", settings.uuid.simple(), clean(&offering.name)));
+                    lines.extend(plan.actions.iter().map(|action| format!("  {}", clean(&action.to_string()))));
+                }
+                pending.extend(plan.findings.iter().map(|finding| format!("offering {}: {}", settings.uuid.simple(), clean(&finding.to_string()))));
+            }
+            Err(obstacle) => lines.push(clean(&obstacle)),
+        }
+    }
+    lines.extend(pending);
+    let Some(view) = agent.catalogue() else { return Ok(()) };
+    if let Some(shrink) = &view.held {
+        lines.push(clean(&format!("catalogue: held: {shrink}")));
+    }
+    for (model, since) in &view.missing {
+        lines.push(format!("catalogue: {} is missing since {since}; it counts as gone after {}", clean(model), crate::config::show_duration(agent.config.catalogue.hold)));
+    }
+    Ok(())
 }
 
 async fn plan_order(agent: &Agent, offering: &OfferingConfig, order: &waldur_client::Order, resource: Uuid) -> Result<Vec<String>, Problem> {

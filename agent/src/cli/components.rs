@@ -231,10 +231,10 @@ async fn say_what_is_lost(agent: &Agent, offering: Uuid, kind: &str) -> Result<(
 async fn remove_one(agent: &Agent, settings: &OfferingConfig, component: &Component, stage: Stage) -> Result<(), Problem> {
     let (uuid, kind) = (settings.uuid, &component.kind);
     let Some(id) = component.uuid else { return Err(Problem { code: 1, message: format!("Waldur shows no uuid for component {kind}") }) };
-    if stage == Stage::Current {
+    if matches!(stage, Stage::Current | Stage::Held) {
         return match agent.try_to_remove(uuid, id, kind).await? {
             None => say(format_args!("removed component {kind}")),
-            Some(reason) => Err(Problem { code: 1, message: format!("component {kind} stays: {reason}. It is not retired, since the agent would take it into use again; take the model out of the catalogue first") }),
+            Some(reason) => Err(Problem { code: 1, message: format!("component {kind} stays: {reason}. It is not retired, since the agent would take it into use again; take the model out of the catalogue first, and wait until it counts as gone") }),
         };
     }
     match agent.remove_component(uuid, id, kind, true).await? {

@@ -1,6 +1,6 @@
 //! The commands.
 
-mod catalogue;
+pub mod catalogue;
 mod check;
 pub mod commands;
 pub mod components;

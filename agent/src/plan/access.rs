@@ -316,7 +316,7 @@ fn plan_secrets(rules: &Rules<'_>, wanted: &Access, slots: &[Chosen<'_>], models
                 order: wanted.order.or(secret.connection.order),
                 base_url: base_url(rules, chosen.slot),
                 models: listed_models(models),
-                embedder: embedder(rules, chosen.slot, models),
+                embedder: missed_embedder(rules, secret, models).or_else(|| embedder(rules, chosen.slot, models)),
                 offering: wanted.mark.offering,
                 project: wanted.mark.project.or(secret.connection.project),
                 ..secret.connection.clone()
@@ -366,6 +366,12 @@ fn embedder(rules: &Rules<'_>, slot: Slot, models: &Models) -> Option<String> {
     let callable = models.as_slice();
     let embeds = |name: &&String| callable.contains(name) && rules.catalogue.models.iter().any(|m| m.served_name == **name && m.embedding);
     rules.offering.always_include.iter().find(embeds).filter(|_| slot == Slot::Chat).cloned()
+}
+
+/// The embedder that a connection has, while it is missed in the catalogue too short a time to be gone.
+fn missed_embedder(rules: &Rules<'_>, secret: &Stored, models: &Models) -> Option<String> {
+    let missed = |name: &&String| rules.catalogue.missing.contains_key(*name) && rules.offering.always_include.contains(name) && models.as_slice().contains(name);
+    secret.connection.embedder.as_ref().filter(missed).cloned()
 }
 
 fn base_url(rules: &Rules<'_>, slot: Slot) -> String {

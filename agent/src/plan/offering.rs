@@ -180,6 +180,19 @@ pub enum Finding {
     },
 }
 
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchPlan(plan) => write!(f, "there is no plan {plan:?}, so no prices are kept there; correct offerings[].plans"),
+            Self::NotOurs { kind, billing } => {
+                write!(f, "component {kind} is charged as {billing}, so somebody else made it; it is left alone. Remove it, or change its accounting type")
+            }
+            Self::Pending { kind, plan, now, then } => write!(f, "the price of {kind} on plan {plan} is {now}, and {then} from the 1st"),
+            Self::Retired { kind, reason } => write!(f, "component {kind} is retired, and its removal is tried again daily: {reason}"),
+        }
+    }
+}
+
 /// What is left to do at an offering.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OfferingPlan {
@@ -315,9 +328,10 @@ pub fn plan_retirement(shop: &Shop<'_>, offering: &Offering, kind: &str) -> Vec<
 #[must_use]
 pub fn stage(shop: &Shop<'_>, offering: &Offering, kind: &str) -> Stage {
     let notes = Notes::read(offering);
-    let wanted = wanted_components(shop).iter().any(|want| want.kind == kind);
+    let wanted = wanted_components(shop).into_iter().find(|want| want.kind == kind);
     match notes.components.get(kind) {
-        _ if wanted => Stage::Current,
+        _ if wanted.as_ref().and_then(|want| want.model.as_ref()).is_some_and(|model| shop.view.missing.contains_key(model)) => Stage::Held,
+        _ if wanted.is_some() => Stage::Current,
         None => Stage::Foreign,
         Some(note) if note.refused.is_some() => Stage::Retired,
         Some(note) => match note.model.as_deref().map(|model| stage_of(shop, model)) {
