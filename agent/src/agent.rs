@@ -86,6 +86,8 @@ pub(crate) struct Memory {
     pub(crate) orphan_cursor: usize,
     /// How often an order was taken up again after it erred.
     pub(crate) heals: HashMap<Uuid, u32>,
+    /// What is known to be reported.
+    pub(crate) usage: crate::usage::Memory,
     /// Changes of deployments that the gateway refused, or took and did not keep, by deployment: what, when, and why.
     pub(crate) registrations: HashMap<String, (String, Timestamp, String)>,
 }

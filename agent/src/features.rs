@@ -21,13 +21,17 @@ pub enum Feature {
     Retry,
     /// Waldur keeps the time of the last look at a resource; servers with it also date usage.
     LastSync,
+    /// Waldur files usage under the month of the date it is given: proven by reading back, never by acceptance.
+    DatedUsage,
+    /// Waldur keeps usage by API key.
+    KeyUsage,
     /// The gateway takes key values that the agent chose.
     CustomKeys,
 }
 
 impl Feature {
     /// All of them, for `check`.
-    pub const ALL: [Self; 6] = [Self::Endpoints, Self::ApiKeys, Self::SetOk, Self::Retry, Self::LastSync, Self::CustomKeys];
+    pub const ALL: [Self; 8] = [Self::Endpoints, Self::ApiKeys, Self::SetOk, Self::Retry, Self::LastSync, Self::DatedUsage, Self::KeyUsage, Self::CustomKeys];
 
     /// Its name in messages and metrics.
     #[must_use]
@@ -38,6 +42,8 @@ impl Feature {
             Self::SetOk => "waldur-set-ok",
             Self::Retry => "waldur-order-retry",
             Self::LastSync => "waldur-last-sync",
+            Self::DatedUsage => "waldur-dated-usage",
+            Self::KeyUsage => "waldur-key-usage",
             Self::CustomKeys => "gateway-custom-keys",
         }
     }

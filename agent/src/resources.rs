@@ -77,6 +77,7 @@ impl Agent {
 
     async fn compare_everything(&self) -> Result<Drift, Failure> {
         let world = self.read_world().await?;
+        self.note_budgets(&world);
         let drift = self.find_drift(&world).await?;
         let mut asked = HashSet::new();
         for id in &drift.drifted {
@@ -436,6 +437,7 @@ impl Agent {
                 Loop::Orders => self.config.intervals.orders,
                 Loop::Resources => self.config.intervals.resources,
                 Loop::Offering => self.config.intervals.offering,
+                Loop::Usage => self.config.intervals.usage,
             };
             self.progress.expect(which.as_str(), interval);
             running.spawn(async move {
@@ -445,6 +447,7 @@ impl Agent {
                         Loop::Orders => drop(agent.order_beat().await),
                         Loop::Resources => drop(agent.resource_beat().await),
                         Loop::Offering => agent.offering_beat().await,
+                        Loop::Usage => drop(agent.usage_beat().await),
                     }
                     tokio::select! {
                         () = agent.clock.sleep(crate::orders::jittered(interval)) => {}
@@ -481,6 +484,8 @@ pub enum Loop {
     Resources,
     /// Offerings and their catalogue.
     Offering,
+    /// Usage.
+    Usage,
 }
 
 impl Loop {
@@ -491,6 +496,7 @@ impl Loop {
             Self::Orders => "orders",
             Self::Resources => "resources",
             Self::Offering => "offering",
+            Self::Usage => "usage",
         }
     }
 }

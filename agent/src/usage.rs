@@ -1,45 +1,94 @@
-//! The final usage of a resource that ends: read twice, reported, read back. Waldur takes none afterwards.
+//! Usage: what Waldur is told equals the gateway's ledger, per UTC month, exactly once.
+//!
+//! [`pass`] reports all resources on a slow beat, [`report`] is the one place that tells Waldur, [`ledger`] the one that
+//! reads the gateway, and this module reports the final usage of a resource that ends. Totals are set, never added, so that
+//! repeating anything is safe, and "sent" is only what a read-back shows.
 
-use std::collections::{BTreeMap, BTreeSet};
+pub mod audit;
+mod budget;
+mod keys;
+mod ledger;
+pub mod pass;
+pub mod report;
+
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use rust_decimal::Decimal;
 use serde_json::{Map, Value, json};
-use waldur_client::{Order, Resource, Usage};
+use uuid::Uuid;
+use waldur_client::{Order, Resource};
 
 use crate::agent::{Agent, Failure};
 use crate::clock::after;
-use crate::config::TokenUnit;
+use crate::config::OfferingConfig;
 use crate::domain::{BillingMonth, team_id};
-use crate::features::Feature;
 use crate::gate::Peer;
-use crate::plan::{ModelTotals, component_amounts, sum_models};
+use crate::plan::{Amounts, component_amounts, shared_upstreams, usable_components};
+use report::{How, Outcome, Seller};
 
 /// A final usage that Waldur refuses this often is recorded as unbilled, so that the termination goes on.
 const REFUSALS: u32 = 3;
 
+/// What the usage passes of a process remember. Losing it costs a few reads, never a figure.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// Amounts that a reading of Waldur showed to be there, and when.
+    proven: HashMap<(Uuid, BillingMonth), (Amounts, Timestamp)>,
+    /// Months of resources that Waldur takes nothing for any more.
+    closed: HashMap<(Uuid, BillingMonth), String>,
+    /// Components that Waldur refused, by offering, and when.
+    refused: HashMap<(Uuid, String), Timestamp>,
+    /// What was last reported for an API key; empty where Waldur takes nothing more for it.
+    keys: HashMap<(Uuid, BillingMonth), Vec<waldur_client::Usage>>,
+}
+
 impl Agent {
-    /// Reports the usage of every month since `since`. `Some(wait)` where a second, equal reading is still due.
-    pub(crate) async fn bill(&self, order: &Order, offering: uuid::Uuid, resource: &Resource, since: Timestamp) -> Result<Option<Duration>, Failure> {
+    /// Reports the usage of every month since `since`. `Some(wait)` where a second, equal reading is still due, or where
+    /// Waldur would file it under the wrong month now.
+    pub(crate) async fn bill(&self, order: &Order, offering: Uuid, resource: &Resource, since: Timestamp) -> Result<Option<Duration>, Failure> {
         let now = self.clock.now();
         let months = BillingMonth::span(since.min(now), now);
-        let mut ledger = BTreeMap::new();
-        for month in &months {
-            let rows = self.gateway.daily_activity(&[&team_id(resource.uuid)], month.first_day(), month.last_day()).await?;
-            ledger.insert(*month, sum_models(&rows));
+        let (Some(first), Some(last)) = (months.first(), months.last()) else { return Ok(None) };
+        let team = team_id(resource.uuid);
+        let proven = self.read_ledger(&[&team], first.first_day(), last.last_day()).await?;
+        if let Some(withheld) = proven.withheld.first() {
+            let message = format!("the gateway's ledger does not add up ({withheld}); the final usage is read again");
+            return Err(Failure::Transient { peer: Peer::Gateway, message, retry_after: None, unreachable: false });
         }
-        if let Some(wait) = self.settled(order.uuid, format!("{ledger:?}"), now) {
+        let used: Vec<_> = months.iter().map(|month| (*month, proven.team(&team, month.first_day(), month.last_day()))).collect();
+        if let Some(wait) = self.settled(order.uuid, format!("{used:?}"), now) {
             return Ok(Some(wait));
         }
-        for (month, totals) in &ledger {
-            self.report_month(order, offering, resource, *month, BillingMonth::of(now), totals).await?;
+        let shared = if used.iter().any(|(_, used)| !used.models.is_empty()) { shared_names(&self.gateway.model_info().await?) } else { BTreeSet::new() };
+        let seller = self.seller(offering).await?;
+        for (month, used) in &used {
+            let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &shared, false);
+            if !amounts.homeless.is_empty() {
+                let models = amounts.homeless.join(", ");
+                self.conditions.raise("usage-without-component", resource.uuid.simple(), format!("{month}: usage of {models} has no component in the offering and cannot be billed"));
+                self.note_unbilled(resource, *month, &format!("no component for {models}")).await?;
+            }
+            if !amounts.unknown.is_empty() && used.models.keys().any(|model| shared.contains(model)) {
+                self.note_unbilled(resource, *month, &format!("the models of {} share an upstream, and the gateway does not tell them apart", listed(&amounts.unknown))).await?;
+            }
+            let reported = self.report(&seller, resource, *month, &amounts, &used.days, How { final_usage: true, ..How::default() }).await;
+            match reported.map(|reported| reported.outcome) {
+                Ok(Outcome::Equal | Outcome::Sent(_) | Outcome::Would(_)) => {}
+                Ok(Outcome::State(state)) => self.note_unbilled(resource, *month, &format!("Waldur takes no usage of a resource that is {state}")).await?,
+                Ok(Outcome::Waits(_)) => return Ok(Some(self.config.usage.month_guard.max(self.config.terminate.settle))),
+                Ok(Outcome::Closed { why, .. }) => self.note_unbilled(resource, *month, &why).await?,
+                Err(failure @ Failure::Refused { .. }) if self.refused_for_good(order, &failure) => self.note_unbilled(resource, *month, &failure.to_string()).await?,
+                Err(failure) => return Err(failure),
+            }
+            self.report_keys(&seller, resource.uuid, *month, used, &shared, None).await?;
         }
         Ok(None)
     }
 
     /// Compares a reading with the one before; `Some(wait)` until two that are far enough apart are equal.
-    fn settled(&self, order: uuid::Uuid, reading: String, now: Timestamp) -> Option<Duration> {
+    fn settled(&self, order: Uuid, reading: String, now: Timestamp) -> Option<Duration> {
         let settle = self.config.terminate.settle;
         let mut memory = self.memory();
         match memory.readings.get(&order) {
@@ -54,73 +103,11 @@ impl Agent {
         }
     }
 
-    async fn report_month(&self, order: &Order, offering: uuid::Uuid, resource: &Resource, month: BillingMonth, current: BillingMonth, totals: &BTreeMap<String, ModelTotals>) -> Result<(), Failure> {
+    /// The offering as usage sees it, read anew.
+    pub(crate) async fn seller(&self, offering: Uuid) -> Result<Seller, Failure> {
+        let settings: &OfferingConfig = self.offering(offering).ok_or_else(|| Failure::Refused { peer: Peer::Waldur, message: format!("offering {} is not configured", offering.simple()) })?;
         let components = self.waldur.offering(offering).await?.components;
-        let held = self.held(resource, month).await?;
-        let settings = self.offering(offering).ok_or_else(|| Failure::Refused { peer: Peer::Waldur, message: format!("offering {} is not configured", offering.simple()) })?;
-        let (mut usages, homeless) = component_amounts(totals, &components, token_unit(settings.token_unit), &held.keys().cloned().collect::<BTreeSet<_>>());
-        if !homeless.is_empty() {
-            let models = homeless.join(", ");
-            self.conditions.raise("usage-without-component", resource.uuid.simple(), format!("{month}: usage of {models} has no component in the offering and cannot be billed"));
-            self.note_unbilled(resource, month, &format!("no component for {models}")).await?;
-        }
-        for usage in &mut usages {
-            let before = held.get(&usage.kind).copied().unwrap_or_default();
-            if usage.amount < before {
-                tracing::warn!(component = usage.kind, %month, "Waldur holds {before}, the gateway's ledger shows {}; the figure in Waldur is not lowered", usage.amount);
-                usage.amount = before;
-            }
-        }
-        if usages.iter().all(|usage| held.get(&usage.kind) == Some(&usage.amount)) {
-            return Ok(());
-        }
-        let past = month != current;
-        if past && !self.usage_is_dated(resource).await? {
-            // This server would file the closed month's figures under the running month.
-            return self.note_unbilled(resource, month, "this Waldur takes no usage for a month that has ended").await;
-        }
-        let date = past.then(|| month.start());
-        self.must_lead()?;
-        if let Err(error) = self.waldur.set_usage(resource.uuid, &usages, date).await {
-            let failure = Failure::from(error);
-            if matches!(failure, Failure::Refused { .. }) && self.refused_for_good(order, &failure) {
-                return self.note_unbilled(resource, month, &failure.to_string()).await;
-            }
-            return Err(failure);
-        }
-        let shown = self.held(resource, month).await?;
-        let missing: Vec<&str> = usages.iter().filter(|usage| shown.get(&usage.kind) != Some(&usage.amount)).map(|usage| usage.kind.as_str()).collect();
-        if missing.is_empty() {
-            tracing::info!(%month, components = usages.len(), "final usage reported and read back: {}", describe(&usages));
-            return Ok(());
-        }
-        let message = format!("usage of {month} was sent but Waldur does not show it for {}", missing.join(", "));
-        Err(Failure::Transient { peer: Peer::Waldur, message, retry_after: None, unreachable: false })
-    }
-
-    async fn held(&self, resource: &Resource, month: BillingMonth) -> Result<BTreeMap<String, Decimal>, Failure> {
-        let rows = self.waldur.usages(resource.uuid, month.first_day()).await?;
-        // The filter is the server's; a row of another month would be read as this one's.
-        let rows = rows.into_iter().filter(|row| row.billing_period.is_none_or(|period| period == month.first_day()));
-        let mut held = BTreeMap::new();
-        for row in rows {
-            *held.entry(row.kind).or_insert(Decimal::ZERO) += row.usage;
-        }
-        Ok(held)
-    }
-
-    /// Whether this server files usage under the date it is given. The first generation does not, and has no record of
-    /// the last look at a resource either.
-    async fn usage_is_dated(&self, resource: &Resource) -> Result<bool, Failure> {
-        if let Some(known) = self.features.known(Feature::LastSync) {
-            return Ok(known);
-        }
-        match self.waldur.refresh_last_sync(resource.uuid).await {
-            Ok(()) => self.features.learn(Feature::LastSync, true),
-            Err(error) if error.class() == waldur_client::Class::NoSuchRoute => self.features.learn(Feature::LastSync, false),
-            Err(error) => return Err(error.into()),
-        };
-        Ok(self.features.known(Feature::LastSync) == Some(true))
+        Ok(Seller { offering, usable: usable_components(&components), token_unit: Decimal::from(settings.token_unit.tokens()) })
     }
 
     fn refused_for_good(&self, order: &Order, failure: &Failure) -> bool {
@@ -145,14 +132,11 @@ impl Agent {
     }
 }
 
-fn token_unit(unit: TokenUnit) -> Decimal {
-    Decimal::from(match unit {
-        TokenUnit::One => 1_u32,
-        TokenUnit::Thousand => 1_000,
-        TokenUnit::Million => 1_000_000,
-    })
+/// The names of models that share an upstream with another.
+pub(crate) fn shared_names(deployments: &[litellm_client::ModelInfo]) -> BTreeSet<String> {
+    shared_upstreams(deployments.iter().map(|deployment| (deployment.model_name.as_str(), deployment.upstream_model.as_deref())))
 }
 
-fn describe(usages: &[Usage]) -> String {
-    usages.iter().map(|usage| format!("{} {}", usage.kind, usage.amount)).collect::<Vec<_>>().join(", ")
+fn listed(names: &BTreeSet<String>) -> String {
+    names.iter().cloned().collect::<Vec<_>>().join(", ")
 }

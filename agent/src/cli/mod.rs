@@ -5,6 +5,7 @@ mod check;
 pub mod commands;
 pub mod components;
 mod print;
+mod usage;
 mod readers;
 
 use std::io::Write as _;
@@ -50,8 +51,10 @@ enum Command {
     },
     /// Check configuration, peers, rights and offerings; say what is wrong, where, and the cure.
     Check {
-        /// Also compare a file that another system renders from the catalogue (LLM_ACCESS_MODELS of a Deployment,
-        /// llmOffering, modelPricing, llm.models; YAML or JSON, - for standard input) with it. Can be repeated.
+        /// Also compare a file that another system renders from the catalogue.
+        ///
+        /// `LLM_ACCESS_MODELS` of a Deployment, `llmOffering`, `modelPricing` or `llm.models`; YAML or JSON, - for standard
+        /// input. Can be repeated.
         #[arg(long = "reader", num_args = 1.., value_name = "FILE")]
         readers: Vec<PathBuf>,
     },
@@ -67,6 +70,11 @@ enum Command {
     Orders {
         #[command(subcommand)]
         command: OrdersCommand,
+    },
+    /// Report usage, fill in months, or compare Waldur with the gateway.
+    Usage {
+        #[command(subcommand)]
+        command: usage::UsageCommand,
     },
     /// Work with keys.
     Keys {
@@ -189,6 +197,7 @@ impl Command {
     fn only_reads(&self) -> bool {
         match self {
             Self::Check { .. } | Self::Plan | Self::Status { .. } | Self::Keys { .. } | Self::Orphans { command: OrphansCommand::List } => true,
+            Self::Usage { command } => command.only_reads(),
             Self::Run { .. } | Self::Orders { .. } | Self::Adopt { .. } | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
             Self::Catalogue { command: CatalogueCommand::Validate { .. } } | Self::Components { command: ComponentsCommand::List } => true,
             Self::Components { command: ComponentsCommand::Remove { dry_run, .. } } => *dry_run,
@@ -202,6 +211,7 @@ enum LoopName {
     Orders,
     Resources,
     Offering,
+    Usage,
 }
 
 /// Runs one command and says how it ended: 0, 1 for trouble with peers, 2 for what the operator gave.
@@ -254,6 +264,7 @@ async fn run(cli: Cli) -> ExitCode {
         Command::Plan => commands::plan(&agent).await,
         Command::Status { json } => commands::status(&agent, json).await,
         Command::Orders { command: OrdersCommand::Retry { order } } => commands::retry(&agent, order).await,
+        Command::Usage { command } => usage::run(&agent, command).await,
         Command::Keys { command: KeysCommand::Show { resource, chat } } => commands::show_key(&agent, resource, chat).await,
         Command::Adopt { resource } => commands::adopt(&agent, resource).await,
         Command::Catalogue { command: CatalogueCommand::Accept } => catalogue::accept(&agent).await,
@@ -295,9 +306,9 @@ async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
         return fail(EXIT_INPUT, &format!("http.listen: {listen} cannot be listened on: {error}"));
     }
     let loops: Vec<Loop> = if only.is_empty() {
-        vec![Loop::Orders, Loop::Resources, Loop::Offering]
+        vec![Loop::Orders, Loop::Resources, Loop::Offering, Loop::Usage]
     } else {
-        only.iter().map(|name| match name { LoopName::Orders => Loop::Orders, LoopName::Resources => Loop::Resources, LoopName::Offering => Loop::Offering }).collect()
+        only.iter().map(|name| match name { LoopName::Orders => Loop::Orders, LoopName::Resources => Loop::Resources, LoopName::Offering => Loop::Offering, LoopName::Usage => Loop::Usage }).collect()
     };
     tracing::info!(version = env!("CARGO_PKG_VERSION"), owner = agent.config.owner, offerings = offerings(&agent.config), "llm-access-agent starts");
     let lease = match crate::lease::elect(&agent).await {

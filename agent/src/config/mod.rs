@@ -83,6 +83,8 @@ pub struct Config {
     pub intervals: Intervals,
     /// How a resource ends.
     pub terminate: TerminateConfig,
+    /// How usage is reported.
+    pub usage: UsageConfig,
     /// Bounds on parallel work.
     pub concurrency: Concurrency,
     /// Waits between tries of one order.
@@ -408,6 +410,26 @@ pub struct TerminateConfig {
     pub allow_short_drain: bool,
 }
 
+/// How usage is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageConfig {
+    /// For so many days after a month's end its usage is reported again, where the server dates usage.
+    pub late_days: u32,
+    /// How near to a month's end nothing is sent to a server that does not date usage.
+    pub month_guard: Duration,
+    /// What failed calls cost.
+    pub failed_calls: FailedCalls,
+}
+
+/// What is done with the tokens that the gateway estimates for failed calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailedCalls {
+    /// They are billed as the ledger has them.
+    AsLedger,
+    /// They are subtracted, by the gateway's log of calls.
+    Exclude,
+}
+
 /// Bounds on parallel work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Concurrency {
@@ -582,6 +604,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         usage: reader.duration(&section, "usage", seconds(600)),
     };
     let terminate = terminate(reader, &root);
+    let usage = usage(reader, &root);
 
     let section = reader.section(&root, "concurrency");
     let orders = match reader.whole(&section, "orders").map(usize::try_from) {
@@ -632,6 +655,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         secrets: secrets?,
         intervals,
         terminate,
+        usage,
         concurrency,
         backoff,
         http,
@@ -864,6 +888,31 @@ fn terminate(reader: &mut Reader<'_>, root: &Section) -> TerminateConfig {
         drain,
         settle,
         allow_short_drain,
+    }
+}
+
+fn usage(reader: &mut Reader<'_>, root: &Section) -> UsageConfig {
+    let section = reader.section(root, "usage");
+    let late_days = reader.whole(&section, "late_days").unwrap_or(3);
+    if late_days > 28 {
+        reader.fault(
+            &section,
+            "late_days",
+            "is more than 28, and the next month ends; write 0 to 28",
+        );
+    }
+    let month_guard = reader.wait(&section, "month_guard", seconds(900));
+    let words = [
+        ("as_ledger", FailedCalls::AsLedger),
+        ("exclude", FailedCalls::Exclude),
+    ];
+    let failed_calls = reader
+        .choice(&section, "failed_calls", &words)
+        .unwrap_or(FailedCalls::AsLedger);
+    UsageConfig {
+        late_days,
+        month_guard,
+        failed_calls,
     }
 }
 

@@ -108,6 +108,12 @@ fn defaults_are_as_documented() {
         (config.terminate.drain, config.terminate.settle),
         (seconds(180), seconds(15))
     );
+    let usage = UsageConfig {
+        late_days: 3,
+        month_guard: seconds(900),
+        failed_calls: FailedCalls::AsLedger,
+    };
+    assert_eq!(config.usage, usage);
     assert_eq!(config.concurrency.orders, 16);
     assert_eq!(
         (config.backoff.initial, config.backoff.max),
@@ -149,6 +155,26 @@ fn where_models_are_served_is_a_template_for_each_runtime() {
                 .any(|e| e.contains("gateway.api_base.vllm") && e.contains(why)),
             "{wrong}: {errors:?}"
         );
+    }
+}
+
+#[test]
+fn how_usage_is_reported_is_checked() {
+    let with = |usage: &str| format!("{LEAST}usage: {usage}\n");
+    let text = with("{late_days: 0, month_guard: 0s, failed_calls: exclude}");
+    let usage = UsageConfig {
+        late_days: 0,
+        month_guard: Duration::ZERO,
+        failed_calls: FailedCalls::Exclude,
+    };
+    assert_eq!(accepted(&text, &[]).config.usage, usage);
+    for (wrong, why) in [
+        ("{late_days: 29}", "usage.late_days: is more than 28"),
+        ("{month_guard: 15}", "usage.month_guard: `15` is a duration without a unit"),
+        ("{failed_calls: include}", "usage.failed_calls: `include` is not one of as_ledger, exclude"),
+    ] {
+        let errors = refused(&with(wrong), &[]);
+        assert!(errors.iter().any(|e| e.contains(why)), "{wrong}: {errors:?}");
     }
 }
 
@@ -266,7 +292,7 @@ colour: red
             "agent.yml:32:23: concurrency.orders: has to be from 1 to 1024",
             "agent.yml:33:20: backoff.initial: is longer than backoff.max (10m); write a shorter one",
             "agent.yml:34:16: http.listen: is not an address and a port; write 0.0.0.0:9090, or [::]:9090",
-            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, concurrency, backoff, http, lease, orphans, log",
+            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, usage, concurrency, backoff, http, lease, orphans, log",
         ]
     );
 }

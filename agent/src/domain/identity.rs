@@ -92,7 +92,7 @@ mod tests {
             assert_eq!(KeyAlias::parse(R, &alias.to_string()), Some(alias));
         }
         let id = team_id(R);
-        for odd in ["", "-1", "-01", "-x", "-1-1", "-extra-1", "-chat", "-chat-", "-99999999999"] {
+        for odd in ["", "--1", "-01", "-x", "-1-1", "-extra-1", "-chat", "-chat-", "-99999999999"] {
             assert_eq!(KeyAlias::parse(R, &format!("{id}{odd}")), None, "{odd}");
         }
         assert_eq!(KeyAlias::parse(Uuid::nil(), &format!("{id}-1")), None);

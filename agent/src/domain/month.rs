@@ -20,6 +20,12 @@ impl BillingMonth {
         Self { first: at.to_zoned(TimeZone::UTC).date().first_of_month() }
     }
 
+    /// The month in which `date` lies.
+    #[must_use]
+    pub fn of_date(date: Date) -> Self {
+        Self { first: date.first_of_month() }
+    }
+
     /// Its first day, which is also Waldur's `billing_period`.
     #[must_use]
     pub fn first_day(self) -> Date {
@@ -37,6 +43,12 @@ impl BillingMonth {
     pub fn next(self) -> Self {
         // Years go up to 9999; a clock that far ahead stays where it is.
         Self { first: self.first.checked_add(1.month()).unwrap_or(self.first) }
+    }
+
+    /// The month before it.
+    #[must_use]
+    pub fn previous(self) -> Self {
+        Self { first: self.first.checked_sub(1.month()).unwrap_or(self.first) }
     }
 
     /// Its first instant.
@@ -61,6 +73,15 @@ impl BillingMonth {
 impl fmt::Display for BillingMonth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04}-{:02}", self.first.year(), self.first.month())
+    }
+}
+
+impl std::str::FromStr for BillingMonth {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let first = Date::strptime("%Y-%m-%d", format!("{text}-01")).ok().filter(|_| text.len() == 7);
+        first.map(Self::of_date).ok_or_else(|| format!("{text:?} is no month; write it as 2026-11"))
     }
 }
 
@@ -99,6 +120,16 @@ mod tests {
         let over_new_year = BillingMonth::span(at("2026-12-31T23:59:00Z"), at("2027-01-01T00:01:00Z"));
         assert_eq!(over_new_year.iter().map(ToString::to_string).collect::<Vec<_>>(), ["2026-12", "2027-01"]);
         assert_eq!(BillingMonth::span(at("2027-01-02T00:00:00Z"), at("2026-12-01T00:00:00Z")).len(), 1);
+    }
+
+    #[test]
+    fn a_month_is_read_as_it_is_written() {
+        let november = BillingMonth::of(at("2026-11-30T00:00:00Z"));
+        assert_eq!("2026-11".parse(), Ok(november));
+        assert_eq!(november.previous().next(), november);
+        for odd in ["2026-13", "2026-1", "2026", "11-2026", "2026-11-01", ""] {
+            assert!(odd.parse::<BillingMonth>().is_err(), "{odd}");
+        }
     }
 
     #[test]

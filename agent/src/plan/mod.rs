@@ -34,7 +34,9 @@ pub use notes::{Note, Notes, remembered};
 pub use offering::{Finding, OfferingAction, OfferingPlan, Shop, Stage, plan_offering, removable_from, stage};
 pub use registration::{Difference, Registration, Registry, deployment_id, differences, plan_registration, same_price};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
-pub use usage::{ModelTotals, component_amounts, sum_models};
+pub use usage::{
+    Amounts, Decision, Filing, Ledger, Lower, ModelTotals, Proven, TeamUse, Totals, Withheld, component_amounts, daily_amounts, decide, filing, shared_upstreams, usable_components,
+};
 
 /// Everything known about one resource at one moment.
 #[derive(Clone, Debug)]

@@ -1,0 +1,147 @@
+//! From tokens and spend to the amounts of components, and which of them have to be sent.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::civil::Date;
+use rust_decimal::Decimal;
+use waldur_client::{BillingType, Component, DailyUsage, Usage};
+
+use super::ledger::ModelTotals;
+use crate::domain::{Direction, amount, usage_component};
+
+/// The components that add up all models.
+const AGGREGATE: [&str; 3] = ["input_tokens", "output_tokens", "spend"];
+
+/// The amounts of a resource in a month.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// By component type; those without an entry are 0.
+    pub by_kind: BTreeMap<String, Decimal>,
+    /// Component types whose figure nobody knows, since their model shares its upstream with another.
+    pub unknown: BTreeSet<String>,
+    /// Models with usage that no component takes.
+    pub homeless: Vec<String>,
+    /// Something of the month is withheld, so that figures can be too low.
+    pub partial: bool,
+}
+
+/// The types of an offering's components that take usage.
+#[must_use]
+pub fn usable_components(components: &[Component]) -> BTreeSet<String> {
+    components.iter().filter(|component| component.billing_type == BillingType::Usage).map(|component| component.kind.clone()).collect()
+}
+
+/// The amounts for every usage component of the offering that the agent knows how to fill: per model (`<key>:input`,
+/// `<key>:output`, in `token_unit` tokens) and aggregate (`input_tokens`, `output_tokens`, `spend`), each the month's total
+/// divided by the unit and then rounded half-up, so that it never drifts from the total however often it is sent. `shared`
+/// are model names whose split is unknown; the aggregate amounts are right all the same.
+#[must_use]
+pub fn component_amounts(models: &BTreeMap<String, ModelTotals>, usable: &BTreeSet<String>, token_unit: Decimal, shared: &BTreeSet<String>, partial: bool) -> Amounts {
+    let mut amounts = Amounts { partial, ..Amounts::default() };
+    let all = |pick: fn(&ModelTotals) -> Decimal| models.values().map(pick).sum::<Decimal>();
+    let sums = [amount(all(|t| t.input_tokens), token_unit), amount(all(|t| t.output_tokens), token_unit), amount(all(|t| t.spend), Decimal::ONE)];
+    amounts.by_kind.extend(AGGREGATE.map(str::to_owned).into_iter().zip(sums));
+    let aggregate = AGGREGATE.iter().any(|kind| usable.contains(*kind));
+    for (model, sum) in models {
+        let mut housed = aggregate;
+        for (direction, tokens) in [(Direction::Input, sum.input_tokens), (Direction::Output, sum.output_tokens)] {
+            let kind = usage_component(model, direction);
+            // An embedding has no output component, and no output.
+            housed |= usable.contains(&kind);
+            if !shared.contains(model) {
+                amounts.by_kind.insert(kind, amount(tokens, token_unit));
+            }
+        }
+        if !housed {
+            amounts.homeless.push(model.clone());
+        }
+    }
+    for model in shared {
+        amounts.unknown.extend([Direction::Input, Direction::Output].map(|direction| usage_component(model, direction)));
+    }
+    amounts.by_kind.retain(|kind, value| usable.contains(kind) && !value.is_zero());
+    amounts.unknown.retain(|kind| usable.contains(kind));
+    amounts
+}
+
+/// The amounts by day: the rounded total up to the end of a day, less that up to the end of the day before, so that the days
+/// of a month add up to its amount.
+#[must_use]
+pub fn daily_amounts(days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>, usable: &BTreeSet<String>, token_unit: Decimal, shared: &BTreeSet<String>) -> Vec<DailyUsage> {
+    let mut so_far: BTreeMap<String, ModelTotals> = BTreeMap::new();
+    let mut before: BTreeMap<String, Decimal> = BTreeMap::new();
+    let mut daily = Vec::new();
+    for (date, models) in days {
+        for (model, counts) in models {
+            let sum = so_far.entry(model.clone()).or_default();
+            sum.input_tokens += counts.input_tokens;
+            sum.output_tokens += counts.output_tokens;
+            sum.spend += counts.spend;
+        }
+        let now = component_amounts(&so_far, usable, token_unit, shared, false).by_kind;
+        for (kind, value) in &now {
+            let amount = *value - before.get(kind).copied().unwrap_or_default();
+            if !amount.is_zero() {
+                daily.push(DailyUsage { kind: kind.clone(), date: *date, amount });
+            }
+        }
+        before = now;
+    }
+    daily
+}
+
+/// A figure that is lower than what Waldur holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lower {
+    /// Component type.
+    pub kind: String,
+    /// What Waldur holds for the month.
+    pub held: Decimal,
+    /// What the gateway's ledger says.
+    pub ledger: Decimal,
+}
+
+/// What has to be sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// All components of the resource that are not 0 at both sides, in one batch; empty where Waldur holds them already.
+    pub send: Vec<Usage>,
+    /// Figures that would fall and so stay as Waldur has them.
+    pub lower: Vec<Lower>,
+}
+
+/// Whether the agent fills components of this type. What another system left in Waldur is not its business.
+fn is_filled(kind: &str) -> bool {
+    AGGREGATE.contains(&kind) || kind.ends_with(":input") || kind.ends_with(":output")
+}
+
+/// Compares with what Waldur holds for the same month. A figure is only ever raised, unless `allow_decrease`; not even
+/// then where something of the month is withheld or unknown, since the lower figure would be known to be wrong.
+#[must_use]
+pub fn decide(amounts: &Amounts, held: &BTreeMap<String, Decimal>, usable: &BTreeSet<String>, allow_decrease: bool) -> Decision {
+    let mut decision = Decision::default();
+    let kinds: BTreeSet<&String> = amounts.by_kind.keys().chain(held.keys()).filter(|kind| usable.contains(*kind) && is_filled(kind)).collect();
+    let mut changed = false;
+    for kind in kinds {
+        let before = held.get(kind).copied();
+        let mut value = amounts.by_kind.get(kind).copied().unwrap_or_default();
+        if let Some(before) = before.filter(|before| value < *before) {
+            let known = !amounts.partial && !amounts.unknown.contains(kind);
+            if known && !allow_decrease {
+                decision.lower.push(Lower { kind: kind.clone(), held: before, ledger: value });
+            }
+            if !(known && allow_decrease) {
+                value = before;
+            }
+        }
+        if before.is_none() && value.is_zero() {
+            continue;
+        }
+        changed |= before != Some(value);
+        decision.send.push(Usage { kind: kind.clone(), amount: value });
+    }
+    if !changed {
+        decision.send.clear();
+    }
+    decision
+}

@@ -1,0 +1,391 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use litellm_client::{Counts, DayPage, KeyUsage, LoggedCall, ModelUsage, TeamUsage};
+use proptest::prelude::*;
+use rust_decimal::Decimal;
+
+use super::*;
+use crate::domain::{BillingMonth, team_id};
+use crate::secrets::Slot;
+
+const R1: uuid::Uuid = uuid::Uuid::from_u128(0x1f2e_3d4c_5b6a_4798_8990_a1b2_c3d4_e5f6);
+
+fn dec(text: &str) -> Decimal {
+    text.parse().unwrap()
+}
+fn day(text: &str) -> Date {
+    text.parse().unwrap()
+}
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+fn counts(prompt: u64, completion: u64, spend: &str) -> Counts {
+    Counts { prompt_tokens: prompt, completion_tokens: completion, total_tokens: prompt + completion, successful_requests: 1, api_requests: 1, spend: dec(spend), ..Counts::default() }
+}
+
+fn sum<'a>(all: impl IntoIterator<Item = &'a Counts>) -> Counts {
+    all.into_iter().fold(Counts::default(), |sum, more| sum.checked_add(more).unwrap())
+}
+
+/// One row of the gateway's table: team, key, model, what.
+type Raw<'a> = (Option<&'a str>, &'a str, &'a str, Counts);
+
+/// The part of a day that a page with these rows shows.
+fn page(date: &str, rows: &[Raw<'_>]) -> DayPage {
+    let mut models: BTreeMap<&str, BTreeMap<&str, (Option<&str>, Counts)>> = BTreeMap::new();
+    let mut teams: BTreeMap<&str, (Counts, BTreeSet<&str>)> = BTreeMap::new();
+    for (team, key, model, what) in rows {
+        let part = models.entry(model).or_default().entry(key).or_insert((*team, Counts::default()));
+        part.1 = part.1.checked_add(what).unwrap();
+        let entry = teams.entry(team.unwrap_or("Unassigned")).or_default();
+        entry.0 = entry.0.checked_add(what).unwrap();
+        entry.1.insert(key);
+    }
+    DayPage {
+        date: day(date),
+        totals: sum(rows.iter().map(|row| &row.3)),
+        models: models
+            .into_iter()
+            .map(|(model, keys)| ModelUsage {
+                model_group: model.into(),
+                totals: sum(keys.values().map(|part| &part.1)),
+                keys: keys.into_iter().map(|(hash, (team, counts))| KeyUsage { hash: hash.into(), alias: hash.strip_prefix("h-").map(str::to_owned), team_id: team.map(str::to_owned), counts }).collect(),
+            })
+            .collect(),
+        teams: teams.into_iter().map(|(team, (totals, keys))| TeamUsage { team_id: team.into(), totals, keys: keys.into_iter().map(str::to_owned).collect() }).collect(),
+    }
+}
+
+fn read(pages: &[DayPage]) -> Ledger {
+    let mut ledger = Ledger::default();
+    for page in pages {
+        ledger.take(page.clone());
+    }
+    ledger
+}
+
+const TODAY: &str = "2026-11-30";
+const CLOSED: &str = "2026-11-29";
+
+fn month_of(proven: &Proven, team: &str) -> TeamUse {
+    proven.team(team, day("2026-11-01"), day("2026-11-30"))
+}
+
+#[test]
+fn a_ledger_is_split_by_team_model_and_kind_of_key() {
+    let id = team_id(R1);
+    let (project, chat, own) = (format!("h-{id}-1"), format!("h-{id}-chat-2"), "h-hand-made".to_owned());
+    let rows: Vec<Raw> = vec![
+        (Some(&id), &project, "kestrel-8b", counts(100, 20, "0.1")),
+        (Some(&id), &chat, "kestrel-8b", counts(10, 2, "0.01")),
+        (Some(&id), &own, "heron-70b", counts(7, 0, "0.5")),
+        (Some("other"), "h-x", "kestrel-8b", counts(1000, 1000, "9")),
+        (None, "h-lost", "kestrel-8b", counts(5, 5, "5")),
+    ];
+    let pages = [page(CLOSED, &rows[..2]), page(CLOSED, &rows[2..]), page(TODAY, &rows[..1])];
+    let totals = Totals::of(&pages);
+    let proven = read(&pages).prove(Some(&Totals::of(&pages[2..])), Some(&totals), day(TODAY));
+    assert_eq!(proven.withheld, []);
+    let used = month_of(&proven, &id);
+    assert_eq!(used.models["kestrel-8b"].input_tokens, dec("210"));
+    assert_eq!(used.models["kestrel-8b"].requests, 3);
+    assert_eq!(used.models["heron-70b"].spend, dec("0.5"));
+    assert_eq!(used.slots[&Some(Slot::Project)]["kestrel-8b"].input_tokens, dec("200"));
+    assert_eq!(used.slots[&Some(Slot::Chat)]["kestrel-8b"].input_tokens, dec("10"));
+    assert_eq!(used.slots[&None]["heron-70b"].input_tokens, dec("7"));
+    assert_eq!(used.keys[&format!("{id}-1")]["kestrel-8b"].output_tokens, dec("40"));
+    assert_eq!(used.days.len(), 2);
+    assert_eq!(proven.unattributed.spend, dec("5"));
+    assert_eq!(proven.teams().collect::<BTreeSet<_>>(), BTreeSet::from([id.as_str(), "other"]));
+    assert_eq!(proven.team(&id, day(TODAY), day(TODAY)).models["kestrel-8b"].input_tokens, dec("100"));
+}
+
+#[test]
+fn lists_of_keys_that_are_cut_short_are_seen_at_any_number_of_keys() {
+    for keys in [99, 100, 101, 150] {
+        let names: Vec<(String, String)> = (0..keys).map(|n| (format!("team-{n}"), format!("h-{n}"))).collect();
+        let rows: Vec<Raw> = names.iter().map(|(team, key)| (Some(team.as_str()), key.as_str(), "kestrel-8b", counts(10, 0, "10"))).collect();
+        let whole = page(CLOSED, &rows);
+        let totals = Totals::of(std::slice::from_ref(&whole));
+        let mut cut = whole.clone();
+        for model in &mut cut.models {
+            model.keys.truncate(100);
+        }
+        let proven = read(&[cut]).prove(None, Some(&totals), day(TODAY));
+        assert_eq!(proven.withheld.is_empty(), keys <= 100, "{keys}: {:?}", proven.withheld);
+        assert_eq!(month_of(&proven, "team-0").models.is_empty(), keys > 100, "{keys}");
+        // By page, of any size, nothing is cut.
+        for size in [1, 10, 1000] {
+            let pages: Vec<DayPage> = rows.chunks(size).map(|rows| page(CLOSED, rows)).collect();
+            let proven = read(&pages).prove(None, Some(&totals), day(TODAY));
+            assert_eq!(proven.withheld, []);
+            let all: Decimal = names.iter().map(|(team, _)| month_of(&proven, team).models["kestrel-8b"].spend).sum();
+            assert_eq!(all, Decimal::from(keys * 10));
+        }
+    }
+}
+
+#[test]
+fn a_closed_day_has_to_agree_exactly_and_today_has_to_lie_between() {
+    let (a, b): (Raw, Raw) = ((Some("a"), "h-a", "m", counts(10, 1, "1")), (Some("b"), "h-b", "m", counts(20, 2, "2")));
+    let both = [page(CLOSED, &[a, b])];
+    // A row that moved between pages is missing or there twice.
+    for wrong in [vec![page(CLOSED, &[a])], vec![page(CLOSED, &[a, b]), page(CLOSED, &[b])], vec![]] {
+        let proven = read(&wrong).prove(None, Some(&Totals::of(&both)), day(TODAY));
+        assert!(!proven.withheld.is_empty(), "{wrong:?}");
+        assert_eq!(month_of(&proven, "b").models, BTreeMap::new());
+        assert!(month_of(&proven, "b").partial);
+    }
+    // Binary noise is no difference.
+    let mut noisy = both.clone();
+    noisy[0].models[0].totals.spend += dec("0.0000000000000004");
+    assert_eq!(read(&both).prove(None, Some(&Totals::of(&noisy)), day(TODAY)).withheld, []);
+
+    let before = [page(TODAY, &[a])];
+    let after = [page(TODAY, &[a, b, (Some("a"), "h-a", "m", counts(5, 0, "0.5"))])];
+    let prove = |rows: &[Raw]| read(&[page(TODAY, rows)]).prove(Some(&Totals::of(&before)), Some(&Totals::of(&after)), day(TODAY));
+    assert_eq!(prove(&[a]).withheld, []);
+    assert_eq!(prove(&[a, b]).withheld, []);
+    assert_eq!(prove(&[b]).withheld.len(), 1, "the model's sum is possible, the team's is not: {:?}", prove(&[b]).withheld);
+    assert!(month_of(&prove(&[b]), "a").models.is_empty());
+    assert!(!prove(&[a, a, a]).withheld.is_empty());
+}
+
+#[test]
+fn a_team_is_billed_for_the_keys_it_had_then_and_lost_metadata_loses_nothing() {
+    let mut rows = page(CLOSED, &[(Some("a"), "h-k", "m", counts(10, 1, "1")), (Some("b"), "h-l", "m", counts(20, 2, "2"))]);
+    // The first key is another team's now, and the second's metadata are gone, as on older proxies after a deletion.
+    rows.models[0].keys[0].team_id = Some("b".into());
+    rows.models[0].keys[1].team_id = None;
+    rows.models[0].keys[1].alias = None;
+    let totals = Totals::of(std::slice::from_ref(&rows));
+    let proven = read(&[rows]).prove(None, Some(&totals), day(TODAY));
+    assert_eq!(proven.withheld, []);
+    assert_eq!(month_of(&proven, "a").models["m"].input_tokens, dec("10"));
+    assert_eq!(month_of(&proven, "b").models["m"].input_tokens, dec("20"));
+    assert_eq!(proven.unattributed, Counts::default());
+}
+
+#[test]
+fn refused_calls_without_a_model_are_harmless() {
+    let mut rows = page(CLOSED, &[(Some("a"), "h-k", "m", counts(10, 1, "1"))]);
+    for more in [&mut rows.totals, &mut rows.teams[0].totals] {
+        more.failed_requests += 3;
+        more.api_requests += 3;
+    }
+    let totals = Totals::of(std::slice::from_ref(&rows));
+    assert_eq!(read(&[rows]).prove(None, Some(&totals), day(TODAY)).withheld, []);
+}
+
+#[test]
+fn failed_calls_are_taken_out_by_the_log_and_never_below_nothing() {
+    let rows = page(CLOSED, &[(Some("a"), "h-k", "m", counts(110, 1, "1")), (Some("b"), "h-l", "m", counts(5, 0, "0"))]);
+    let totals = Totals::of(std::slice::from_ref(&rows));
+    let call = |team: &str, key: &str, prompt: u64, failed: bool| LoggedCall {
+        id: format!("{team}{prompt}{failed}"),
+        team_id: Some(team.into()),
+        key: key.into(),
+        model_group: "m".into(),
+        failed,
+        prompt_tokens: prompt,
+        completion_tokens: 0,
+        spend: Decimal::ZERO,
+        started: at("2026-11-29T23:59:59.999Z"),
+    };
+    let mut proven = read(&[rows]).prove(None, Some(&totals), day(TODAY));
+    proven.without_failed(&[call("a", "h-k", 10, true), call("a", "h-k", 100, false), call("b", "h-l", 6, true), call("c", "h-z", 6, true)]);
+    assert_eq!(month_of(&proven, "a").models["m"].input_tokens, dec("100"));
+    assert!(month_of(&proven, "b").partial && month_of(&proven, "b").models.is_empty());
+    assert_eq!(proven.withheld.len(), 1);
+    assert!(!month_of(&proven, "a").partial);
+}
+
+#[test]
+fn two_public_names_on_one_upstream_are_found() {
+    let all = [("a", Some("openai/x")), ("a", Some("openai/x")), ("b", Some("openai/x")), ("c", Some("openai/y")), ("c", Some("openai/z")), ("d", None), ("e", None)];
+    assert_eq!(shared_upstreams(all), kinds(&["a", "b"]));
+}
+
+fn used(model: &str, input: &str, output: &str, spend: &str) -> BTreeMap<String, ModelTotals> {
+    BTreeMap::from([(model.to_owned(), ModelTotals { input_tokens: dec(input), output_tokens: dec(output), spend: dec(spend), requests: 1 })])
+}
+
+fn kinds(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn amounts_of(models: &BTreeMap<String, ModelTotals>, usable: &[&str], unit: u32) -> BTreeMap<String, String> {
+    let amounts = component_amounts(models, &kinds(usable), Decimal::from(unit), &BTreeSet::new(), false);
+    amounts.by_kind.into_iter().map(|(kind, value)| (kind, value.to_string())).collect()
+}
+
+#[test]
+fn amounts_are_month_totals_rounded_once() {
+    let all = ["m:input", "m:output", "input_tokens", "output_tokens", "spend"];
+    for (tokens, unit, expected) in [("999", 1000, "1.00"), ("1000", 1000, "1.00"), ("1500", 1000, "1.50"), ("1", 1, "1.00"), ("4999", 1_000_000, "0.00"), ("5000", 1_000_000, "0.01"), ("9007199254740993005", 1000, "9007199254740993.01")] {
+        let amounts = amounts_of(&used("m", tokens, "0", "0"), &all, unit);
+        let shown = amounts.get("m:input").map_or("0.00", String::as_str);
+        assert_eq!(shown, expected, "{tokens}");
+        assert_eq!(amounts.get("input_tokens"), amounts.get("m:input"));
+        assert!(!amounts.contains_key("m:output"));
+    }
+    for (spend, expected) in [("1.005", "1.01"), ("0.017707200000000003", "0.02"), ("-0.0000000000000000002", "0"), ("0.004999", "0")] {
+        assert_eq!(amounts_of(&used("m", "0", "0", spend), &all, 1000).get("spend").map_or("0", String::as_str), expected, "{spend}");
+    }
+    // Two models of half a cent: each rounds up by itself, their sum is exact.
+    let mut two = used("a", "5", "0", "0.005");
+    two.extend(used("b", "5", "0", "0.005"));
+    let amounts = amounts_of(&two, &["a:input", "b:input", "input_tokens", "spend"], 1000);
+    assert_eq!(amounts, BTreeMap::from([("a:input", "0.01"), ("b:input", "0.01"), ("input_tokens", "0.01"), ("spend", "0.01")].map(|(k, v)| (k.to_owned(), v.to_owned()))));
+}
+
+#[test]
+fn days_add_up_to_the_month_and_never_drift() {
+    let days: BTreeMap<Date, BTreeMap<String, ModelTotals>> = (1..=30).map(|n| (jiff::civil::date(2026, 11, n), used("m", "3349", "0", "0.3349"))).collect();
+    let daily = daily_amounts(&days, &kinds(&["m:input", "spend"]), Decimal::from(10_000), &BTreeSet::new());
+    for kind in ["m:input", "spend"] {
+        let of: Vec<String> = daily.iter().filter(|day| day.kind == kind).map(|day| day.amount.to_string()).collect();
+        assert_eq!(of[..4], ["0.33", "0.34", "0.33", "0.34"]);
+        assert_eq!(daily.iter().filter(|day| day.kind == kind).map(|day| day.amount).sum::<Decimal>(), dec("10.05"));
+    }
+}
+
+#[test]
+fn a_figure_is_only_raised_and_what_is_unknown_is_left_alone() {
+    let usable = kinds(&["m:input", "m:output", "n:input", "spend", "token_cost"]);
+    let held = |pairs: &[(&str, &str)]| pairs.iter().map(|(kind, value)| ((*kind).to_owned(), dec(value))).collect::<BTreeMap<_, _>>();
+    let sent = |decision: &Decision| decision.send.iter().map(|usage| (usage.kind.clone(), usage.amount.to_string())).collect::<Vec<_>>();
+    let amounts = component_amounts(&used("m", "2000", "0", "3"), &usable, dec("1000"), &BTreeSet::new(), false);
+
+    assert_eq!(sent(&decide(&amounts, &held(&[]), &usable, false)), [("m:input".into(), "2.00".into()), ("spend".into(), "3.00".into())]);
+    assert_eq!(decide(&amounts, &held(&[("m:input", "2"), ("spend", "3.00"), ("token_cost", "9"), ("gone", "1")]), &usable, false), Decision::default());
+    // All components go in one batch, also those that are there already.
+    assert_eq!(decide(&amounts, &held(&[("m:input", "2"), ("spend", "1")]), &usable, false).send.len(), 2);
+    // Lower: kept, and named with both figures. Nothing to send.
+    let lower = decide(&amounts, &held(&[("m:input", "2.5"), ("spend", "3"), ("n:input", "1")]), &usable, false);
+    assert_eq!(lower.lower.iter().map(|l| (l.kind.as_str(), l.held.to_string(), l.ledger.to_string())).collect::<Vec<_>>(), [("m:input", "2.5".into(), "2.00".into()), ("n:input", "1".into(), "0".into())]);
+    assert!(lower.send.is_empty());
+    // With the word for it they fall, to nothing if need be.
+    let allowed = decide(&amounts, &held(&[("m:input", "2.5"), ("spend", "3"), ("n:input", "1")]), &usable, true);
+    assert_eq!(sent(&allowed), [("m:input".into(), "2.00".into()), ("n:input".into(), "0".into()), ("spend".into(), "3.00".into())]);
+    // Not where a part of the month is withheld, nor where models share an upstream.
+    let partial = Amounts { partial: true, ..amounts.clone() };
+    assert_eq!(decide(&partial, &held(&[("m:input", "2.5"), ("spend", "3")]), &usable, true), Decision::default());
+    let shared = component_amounts(&used("m", "2000", "0", "3"), &usable, dec("1000"), &BTreeSet::from(["m".to_owned()]), false);
+    assert_eq!(decide(&shared, &held(&[("m:input", "1"), ("spend", "2")]), &usable, true).send.iter().map(|u| (u.kind.as_str(), u.amount.to_string())).collect::<Vec<_>>(), [("m:input", "1".into()), ("spend", "3.00".into())]);
+}
+
+#[test]
+fn a_model_without_a_component_is_named_unless_it_is_in_a_sum() {
+    let models = used("m", "1", "1", "1");
+    let homeless = |usable: &[&str]| component_amounts(&models, &kinds(usable), Decimal::ONE, &BTreeSet::new(), false).homeless;
+    assert_eq!(homeless(&["n:input"]), ["m"]);
+    assert_eq!(homeless(&["m:input"]), [] as [&str; 0]);
+    assert_eq!(homeless(&["spend"]), [] as [&str; 0]);
+}
+
+#[test]
+fn nothing_lands_in_the_wrong_month_in_any_zone() {
+    let guard = Duration::from_secs(900);
+    let november = BillingMonth::of(at("2026-11-15T00:00:00Z"));
+    let december = november.next();
+    let utc = TimeZone::UTC;
+    let ask = |month, now: &str, zone: &TimeZone, dated| filing(month, at(now), zone, dated, guard);
+    for dated in [None, Some(false), Some(true)] {
+        assert_eq!(ask(november, "2026-11-15T00:00:00Z", &utc, dated), Filing::Now);
+        assert_eq!(ask(november, "2026-11-30T23:44:59Z", &utc, dated), Filing::Now);
+        assert_eq!(ask(december, "2026-11-30T23:59:59.999Z", &utc, dated), Filing::Wait);
+    }
+    assert_eq!(ask(november, "2026-11-30T23:45:00Z", &utc, None), Filing::Ask);
+    for edge in ["2026-11-30T23:45:00Z", "2026-11-30T23:59:59.999Z"] {
+        assert_eq!(ask(november, edge, &utc, Some(false)), Filing::Wait, "{edge}");
+        assert_eq!(ask(november, edge, &utc, Some(true)), Filing::Dated(at("2026-11-30T10:00:00Z")), "{edge}");
+    }
+    assert_eq!(ask(december, "2026-12-01T00:14:59Z", &utc, Some(false)), Filing::Wait);
+    assert_eq!(ask(december, "2026-12-01T00:14:59Z", &utc, Some(true)), Filing::Dated(at("2026-12-01T00:14:59Z")));
+    assert_eq!(ask(december, "2026-12-01T00:15:00Z", &utc, Some(false)), Filing::Now);
+    assert_eq!(ask(november, "2026-12-01T00:00:00Z", &utc, Some(false)), Filing::Closed);
+    assert_eq!(ask(november, "2026-12-01T00:00:00Z", &utc, None), Filing::Ask);
+    assert_eq!(ask(november, "2026-12-03T00:00:00Z", &utc, Some(true)), Filing::Dated(at("2026-11-15T12:00:00Z")));
+
+    // A server in Athens is in December two hours early; one in New York is in November five hours late.
+    let athens = TimeZone::get("Europe/Athens").unwrap();
+    assert_eq!(ask(november, "2026-11-30T21:44:00Z", &athens, Some(false)), Filing::Now);
+    assert_eq!(ask(november, "2026-11-30T21:46:00Z", &athens, Some(false)), Filing::Wait);
+    assert_eq!(ask(november, "2026-11-30T23:00:00Z", &athens, Some(false)), Filing::Wait);
+    assert_eq!(ask(december, "2026-12-01T00:00:00Z", &athens, Some(false)), Filing::Now);
+    let new_york = TimeZone::get("America/New_York").unwrap();
+    for dated in [Some(false), Some(true)] {
+        assert_eq!(ask(december, "2026-12-01T03:00:00Z", &new_york, dated), Filing::Wait, "a figure of December would become November's");
+    }
+    assert_eq!(ask(december, "2026-12-01T05:15:00Z", &new_york, Some(false)), Filing::Now);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever the zone, the day and the guard: what is filed now or with a date is cut into the month it is meant for.
+    #[test]
+    fn what_is_filed_is_filed_under_its_month(second in 1_767_225_600_i64..1_861_920_000, back in 0_u8..3, zone in 0_usize..7, dated in proptest::option::of(any::<bool>()), guard in 0_u64..7200) {
+        let zones = ["UTC", "Europe/Athens", "America/New_York", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Australia/Lord_Howe", "Asia/Kathmandu"];
+        let zone = TimeZone::get(zones[zone]).unwrap();
+        let now = Timestamp::from_second(second).unwrap();
+        let month = (0..back).fold(BillingMonth::of(now), |month, _| month.previous());
+        let of_server = |at: Timestamp| BillingMonth::of_date(at.to_zoned(zone.clone()).date());
+        match filing(month, now, &zone, dated, Duration::from_secs(guard)) {
+            Filing::Now => prop_assert_eq!(of_server(now), month),
+            Filing::Dated(date) => {
+                prop_assert_eq!(dated, Some(true));
+                prop_assert!(date <= now);
+                prop_assert_eq!(of_server(date), month);
+            }
+            Filing::Wait | Filing::Ask => {}
+            Filing::Closed => prop_assert!(back > 0),
+        }
+    }
+
+    /// Any rows, cut into pages anywhere, with any late ones: either the sum is right or it is withheld.
+    #[test]
+    fn pages_that_shift_never_change_a_bill(rows in proptest::collection::vec((0_usize..4, 0_usize..3, 0_u64..1000, 0_u64..1000), 1..40), size in 1_usize..12, lost in proptest::option::of(0_usize..40), twice in proptest::option::of(0_usize..40)) {
+        let (teams, keys, models) = (["a", "b", "c"], ["h-1", "h-2", "h-3", "h-4"], ["m", "n", "o"]);
+        // A key belongs to one team.
+        let raw = |(key, model, prompt, completion): &(usize, usize, u64, u64)| -> Raw<'static> { (Some(teams[*key % 3]), keys[*key], models[*model], counts(*prompt, *completion, "0")) };
+        let all: Vec<Raw> = rows.iter().map(raw).collect();
+        let truth = Totals::of(&[page(CLOSED, &all)]);
+        let mut shown = all.clone();
+        if let Some(at) = lost.filter(|at| *at < shown.len()) {
+            shown.remove(at);
+        }
+        if let Some(at) = twice.filter(|at| *at < shown.len()) {
+            shown.push(shown[at]);
+        }
+        let pages: Vec<DayPage> = shown.chunks(size).map(|rows| page(CLOSED, rows)).collect();
+        let proven = read(&pages).prove(None, Some(&truth), day(TODAY));
+        for team in teams {
+            let right: u64 = all.iter().filter(|row| row.0 == Some(team)).map(|row| row.3.prompt_tokens).sum();
+            let used = month_of(&proven, team);
+            let billed: Decimal = used.models.values().map(|sum| sum.input_tokens).sum();
+            prop_assert!(billed == Decimal::from(right) || (used.partial && billed < Decimal::from(right)), "{} of {} for {}", billed, right, team);
+        }
+    }
+
+    /// However a month is cut into days, its days add up to it, in every unit.
+    #[test]
+    fn days_always_add_up(tokens in proptest::collection::vec(0_u64..u64::MAX / 64, 1..31), unit in 0_usize..3) {
+        let unit = Decimal::from([1_u32, 1_000, 1_000_000][unit]);
+        let days: BTreeMap<Date, BTreeMap<String, ModelTotals>> = tokens.iter().zip(1_i8..).map(|(n, d)| (jiff::civil::date(2026, 12, d), used("m", &n.to_string(), "0", "0"))).collect();
+        let usable = kinds(&["m:input"]);
+        let total: Decimal = tokens.iter().map(|n| Decimal::from(*n)).sum();
+        let month = component_amounts(&used("m", &total.to_string(), "0", "0"), &usable, unit, &BTreeSet::new(), false);
+        let daily = daily_amounts(&days, &usable, unit, &BTreeSet::new());
+        prop_assert_eq!(daily.iter().map(|day| day.amount).sum::<Decimal>(), month.by_kind.get("m:input").copied().unwrap_or_default());
+        prop_assert!(daily.iter().all(|day| !day.amount.is_sign_negative()));
+    }
+}

@@ -1,0 +1,65 @@
+//! Spend against budgets, as the gateway counts it for its own refusals. Not what is billed: these counters are reset by the
+//! gateway each month and by other hands.
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use litellm_client::Team;
+use rust_decimal::Decimal;
+use uuid::Uuid;
+
+use crate::agent::Agent;
+use crate::observe::World;
+use crate::orders::count;
+
+/// A budget that was to be reset so long ago still was not.
+const OVERDUE: SignedDuration = SignedDuration::from_hours(1);
+
+/// The shares that are counted, in percent. Bounded, unlike one figure per resource.
+const SHARES: [u32; 4] = [50, 80, 90, 100];
+
+/// The share of a budget that is spent, in whole percent, rounded down; `None` without a budget.
+#[must_use]
+pub fn share(team: &Team) -> Option<Decimal> {
+    let budget = team.max_budget.filter(|budget| !budget.is_zero())?;
+    // A reset can leave a spend that is a hair below nothing.
+    let spend = team.spend.max(Decimal::ZERO);
+    Some(spend.checked_mul(Decimal::ONE_HUNDRED)?.checked_div(budget)?.floor())
+}
+
+/// Whether the gateway should have reset the budget of a team over an hour ago.
+#[must_use]
+pub fn is_overdue(team: &Team, now: Timestamp) -> bool {
+    let due = team.budget_reset_at.filter(|_| team.max_budget.is_some());
+    due.and_then(|at| at.checked_add(OVERDUE).ok()).is_some_and(|limit| now > limit)
+}
+
+impl Agent {
+    /// Counts resources by the share of their budget that is spent, and alarms where the gateway does not reset budgets.
+    pub(crate) fn note_budgets(&self, world: &World) {
+        const NAME: &str = "budget-not-reset";
+        let now = self.clock.now();
+        let mut by_share: BTreeMap<u32, usize> = SHARES.into_iter().map(|share| (share, 0)).collect();
+        let mut overdue = 0_usize;
+        let mut still = std::collections::HashSet::<Uuid>::new();
+        for id in world.resources.keys() {
+            let Some(team) = world.teams.get(&crate::domain::team_id(*id)) else { continue };
+            if let Some(spent) = share(team) {
+                for (_, resources) in by_share.iter_mut().filter(|(share, _)| spent >= Decimal::from(**share)) {
+                    *resources += 1;
+                }
+            }
+            if is_overdue(team, now) {
+                overdue += 1;
+                still.insert(*id);
+                let at = team.budget_reset_at.map(|at| at.to_string()).unwrap_or_default();
+                self.conditions.raise(NAME, id.simple(), format!("the gateway was to reset the budget of team {} at {at} and has not; a full budget goes on refusing calls. Look into the gateway's log for its reset job", team.team_id));
+            }
+        }
+        self.conditions.clear_others(NAME, &still);
+        for (share, resources) in by_share {
+            metrics::gauge!("llm_access_resources_by_spent_share", "percent" => share.to_string()).set(count(resources));
+        }
+        metrics::gauge!("llm_access_budget_resets_overdue").set(count(overdue));
+    }
+}

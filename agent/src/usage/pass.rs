@@ -1,0 +1,369 @@
+//! The usage pass: the rows of all teams are read once, and every resource whose figures changed is reported.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use futures::StreamExt;
+use litellm_client::Counts;
+use rust_decimal::Decimal;
+use uuid::Uuid;
+use waldur_client::{ApiKey, ApiKeyFilter, Resource, ResourceState};
+
+use super::report::{How, Outcome, Seller, shown_changes, takes_usage};
+use super::shared_names;
+use crate::agent::{Agent, Failure};
+use crate::clock::after;
+use crate::domain::{BillingMonth, team_id};
+use crate::features::Feature;
+use crate::gate::Peer;
+use crate::plan::{Amounts, Lower, TeamUse, Withheld, component_amounts, decide};
+
+/// From so many resources on, Waldur's figures are read by page for the whole offering instead of one by one.
+const IN_BULK: usize = 5;
+/// Resources reported at the same time.
+const AT_ONCE: usize = 8;
+/// What a reading showed is believed for so long; people can edit figures in Waldur.
+const BELIEVED_FOR: Duration = Duration::from_secs(3600);
+
+/// The states of resources that can have usage to report.
+const STATES: [ResourceState; 4] = [ResourceState::Ok, ResourceState::Updating, ResourceState::Terminating, ResourceState::Erred];
+
+/// Conditions with a resource and a month as their subject.
+const BY_MONTH: [&str; 5] = ["usage-lower", "usage-unreported", "usage-waits", "usage-refused", "usage-without-component"];
+
+/// What a pass is to do.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    /// How to report.
+    pub how: How,
+    /// Only this resource.
+    pub only: Option<Uuid>,
+    /// Only these months; else the running one, and the one before while late rows can come.
+    pub months: Option<Vec<BillingMonth>>,
+}
+
+/// One resource and month of a pass.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// The resource.
+    pub resource: Uuid,
+    /// Its short name.
+    pub slug: String,
+    /// The month.
+    pub month: BillingMonth,
+    /// What became of it.
+    pub outcome: Result<Outcome, Failure>,
+    /// Figures that stay higher in Waldur than the ledger has them.
+    pub lower: Vec<Lower>,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, Default)]
+pub struct PassReport {
+    /// The months it covered, oldest first.
+    pub months: Vec<BillingMonth>,
+    /// Ledger parts read.
+    pub rows: usize,
+    /// Resources that were looked at.
+    pub resources: usize,
+    /// What differed, by resource and month; what was equal is only counted.
+    pub lines: Vec<Line>,
+    /// What of the ledger did not add up.
+    pub withheld: Vec<Withheld>,
+    /// Use of keys whose team is lost.
+    pub unattributed: Counts,
+    /// Teams with rows that are no resource of ours.
+    pub foreign: usize,
+    /// Midnight came while the ledger was read: nothing was reported.
+    pub discarded: bool,
+}
+
+impl PassReport {
+    /// Resources reported.
+    #[must_use]
+    pub fn sent(&self) -> usize {
+        self.lines.iter().filter(|line| matches!(line.outcome, Ok(Outcome::Sent(_)))).count()
+    }
+
+    /// Resources whose report failed.
+    pub fn failures(&self) -> impl Iterator<Item = (&Line, &Failure)> {
+        self.lines.iter().filter_map(|line| Some((line, line.outcome.as_ref().err()?)))
+    }
+}
+
+struct Due {
+    resource: Resource,
+    amounts: Amounts,
+    used: TeamUse,
+}
+
+impl Agent {
+    /// One beat of the usage loop.
+    pub async fn usage_beat(&self) -> Result<PassReport, Failure> {
+        const UNREAD: &str = "usage-unread";
+        let began = self.clock.now();
+        let result = self.usage_pass(&Pass::default()).await;
+        let outcome = match &result {
+            Ok(report) if report.discarded => "discarded",
+            Ok(report) if report.failures().next().is_some() => "partly",
+            Ok(_) => "done",
+            Err(_) => "failed",
+        };
+        metrics::counter!("llm_access_usage_passes_total", "outcome" => outcome).increment(1);
+        match &result {
+            Ok(report) => {
+                self.conditions.clear(UNREAD, "");
+                if !report.discarded {
+                    metrics::gauge!("llm_access_usage_last_pass_timestamp_seconds").set(crate::http::seconds(began));
+                    metrics::gauge!("llm_access_usage_rows").set(crate::orders::count(report.rows));
+                    metrics::gauge!("llm_access_usage_behind").set(crate::orders::count(report.lines.len() - report.sent()));
+                }
+                if report.sent() > 0 {
+                    tracing::info!(resources = report.resources, rows = report.rows, reported = report.sent(), "usage pass");
+                } else {
+                    tracing::debug!(resources = report.resources, rows = report.rows, "usage pass: nothing to report");
+                }
+            }
+            Err(failure) => {
+                self.note_failure(failure);
+                self.conditions.raise(UNREAD, "", format!("usage could not be read, so nothing is reported: {failure}"));
+            }
+        }
+        self.progress.beat("usage");
+        result
+    }
+
+    /// Reads the ledger once and reports every resource whose figures Waldur does not hold. One month is chosen at the
+    /// start for reading and writing; a pass over which the month ends reports nothing more.
+    ///
+    /// # Errors
+    /// What cannot be read as a whole. What fails for single resources is in the report.
+    pub async fn usage_pass(&self, pass: &Pass) -> Result<PassReport, Failure> {
+        let now = self.clock.now();
+        let current = BillingMonth::of(now);
+        let late = Duration::from_secs(86_400).saturating_mul(self.config.usage.late_days);
+        let months = pass.months.clone().unwrap_or_else(|| {
+            let before = (now < after(current.start(), late)).then(|| current.previous());
+            before.into_iter().chain([current]).collect()
+        });
+        let mut report = PassReport { months: months.clone(), ..PassReport::default() };
+        let (Some(first), Some(last)) = (months.iter().min(), months.iter().max()) else { return Ok(report) };
+        let mut sellers = Vec::new();
+        for offering in &self.config.offerings {
+            let mut resources = self.waldur.resources(offering.uuid, &STATES).await?;
+            // Another agent's resources are that agent's to bill.
+            resources.retain(|resource| resource.backend_id == team_id(resource.uuid) && pass.only.is_none_or(|only| only == resource.uuid));
+            if !resources.is_empty() {
+                report.resources += resources.len();
+                sellers.push((self.seller(offering.uuid).await?, resources));
+            }
+        }
+        self.note_answer(Peer::Waldur);
+        if sellers.is_empty() {
+            return Ok(report);
+        }
+        let team = pass.only.map(team_id);
+        let teams: Vec<&str> = team.as_deref().into_iter().collect();
+        let ledger = self.read_ledger(&teams, first.first_day(), last.last_day()).await?;
+        let shared = if ledger.rows > 0 { self.shared_models().await? } else { BTreeSet::new() };
+        self.note_answer(Peer::Gateway);
+        report.rows = ledger.rows;
+        report.withheld.clone_from(&ledger.withheld);
+        report.unattributed = ledger.unattributed;
+        let ours: BTreeSet<String> = sellers.iter().flat_map(|(_, resources)| resources).map(|resource| team_id(resource.uuid)).collect();
+        report.foreign = ledger.teams().filter(|team| !ours.contains(*team)).count();
+        let whole = pass.only.is_none() && pass.months.is_none();
+        if whole {
+            self.note_ledger(&report);
+            self.forget_months(&months);
+        }
+        for (seller, resources) in &sellers {
+            let keys = self.keys_to_report(seller).await?;
+            for month in &months {
+                if BillingMonth::of(self.clock.now()) != current {
+                    tracing::info!("the month ended while usage was read; the next pass starts anew");
+                    report.discarded = true;
+                    return Ok(report);
+                }
+                let mut due = Vec::new();
+                for resource in resources {
+                    let used = ledger.team(&team_id(resource.uuid), month.first_day(), month.last_day());
+                    let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &shared, used.partial);
+                    if !pass.how.dry_run && !pass.how.allow_decrease && self.is_proven(resource.uuid, *month, &amounts) {
+                        continue;
+                    }
+                    due.push(Due { resource: resource.clone(), amounts, used });
+                }
+                let due = self.differing(seller, *month, due, pass.how).await?;
+                let lines: Vec<Option<Line>> = futures::stream::iter(due).map(|due| self.report_due(seller, *month, current, due, &shared, keys.as_deref(), pass.how)).buffer_unordered(AT_ONCE).collect().await;
+                report.lines.extend(lines.into_iter().flatten());
+            }
+        }
+        report.lines.sort_by_key(|line| (line.month, line.resource));
+        Ok(report)
+    }
+
+    /// Leaves out what Waldur holds already, by one reading for all where there are many.
+    async fn differing(&self, seller: &Seller, month: BillingMonth, due: Vec<Due>, how: How) -> Result<Vec<Due>, Failure> {
+        if due.len() < IN_BULK {
+            return Ok(due);
+        }
+        let mut held: HashMap<Uuid, BTreeMap<String, Decimal>> = HashMap::new();
+        for row in self.waldur.usages_of_offering(seller.offering, month.first_day()).await? {
+            if let Some(resource) = row.resource {
+                *held.entry(resource).or_default().entry(row.kind).or_insert(Decimal::ZERO) += row.usage;
+            }
+        }
+        let nothing = BTreeMap::new();
+        let mut differ = Vec::new();
+        for due in due {
+            let decision = decide(&due.amounts, held.get(&due.resource.uuid).unwrap_or(&nothing), &seller.usable, how.allow_decrease);
+            if decision.send.is_empty() && decision.lower.is_empty() && due.amounts.homeless.is_empty() {
+                self.prove(due.resource.uuid, month, &due.amounts);
+            } else {
+                differ.push(due);
+            }
+        }
+        Ok(differ)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what one pass has read")]
+    async fn report_due(&self, seller: &Seller, month: BillingMonth, current: BillingMonth, due: Due, shared: &BTreeSet<String>, keys: Option<&[ApiKey]>, how: How) -> Option<Line> {
+        let Due { resource, amounts, used } = due;
+        let id = resource.uuid;
+        // Waldur files under its own now: a report that was read in one month is not sent in another. And one peer that is
+        // down need not fail once per resource.
+        if BillingMonth::of(self.clock.now()) != current || self.gates.closed().contains(&Peer::Waldur) {
+            return None;
+        }
+        // Somebody works on it, maybe its final usage; the next pass looks again.
+        let _busy = self.schedule.take(id)?;
+        let reported = async {
+            let reported = self.report(seller, &resource, month, &amounts, &used.days, how).await?;
+            if !how.dry_run && takes_usage(&resource.state) {
+                self.report_keys(seller, id, month, &used, shared, keys).await?;
+            }
+            Ok(reported)
+        };
+        let (outcome, lower) = match reported.await {
+            Ok(reported) => (Ok(reported.outcome), reported.lower),
+            Err(failure) => (Err(failure), Vec::new()),
+        };
+        self.note_line(id, month, &amounts, &outcome);
+        let worth_telling = !matches!(outcome, Ok(Outcome::Equal)) || !lower.is_empty();
+        worth_telling.then(|| Line { resource: id, slug: resource.slug.clone(), month, outcome, lower })
+    }
+
+    fn note_line(&self, id: Uuid, month: BillingMonth, amounts: &Amounts, outcome: &Result<Outcome, Failure>) {
+        let subject = format!("{} {month}", id.simple());
+        if amounts.homeless.is_empty() {
+            self.conditions.clear("usage-without-component", &subject);
+        } else {
+            self.conditions.raise("usage-without-component", &subject, format!("usage of {} has no component in the offering and is not billed; add the components, or take the models from the gateway", amounts.homeless.join(", ")));
+        }
+        let mut still: Vec<&'static str> = Vec::new();
+        match outcome {
+            Ok(Outcome::State(state)) => {
+                still.push("usage-waits");
+                self.conditions.raise("usage-waits", &subject, format!("Waldur takes no usage of a resource that is {state}; it is reported when the resource is OK again"));
+            }
+            Ok(Outcome::Waits(_)) => {
+                still.push("usage-waits");
+                self.conditions.raise("usage-waits", &subject, "this Waldur files usage under its own clock, and a month's end is near; it is reported after that");
+            }
+            Ok(Outcome::Closed { why, unsent }) => {
+                still.push("usage-unreported");
+                let late = shown_changes(unsent);
+                self.conditions.raise("usage-unreported", &subject, format!("late rows of {month} are not sent: {}: {late}; {why}", id.simple()));
+                // Nothing will change about it unless the ledger does.
+                self.prove(id, month, amounts);
+            }
+            Err(failure) => {
+                self.note_failure(failure);
+                if let Failure::Refused { message, .. } = failure {
+                    still.push("usage-refused");
+                    self.conditions.raise("usage-refused", &subject, format!("Waldur refuses the usage of {month}: {message}"));
+                }
+                tracing::warn!(resource = %id.simple(), %month, "usage could not be reported yet: {failure}");
+            }
+            Ok(_) => {}
+        }
+        for name in ["usage-waits", "usage-unreported", "usage-refused"] {
+            if !still.contains(&name) && outcome.is_ok() {
+                self.conditions.clear(name, &subject);
+            }
+        }
+    }
+
+    /// What is wrong with the ledger as a whole.
+    fn note_ledger(&self, report: &PassReport) {
+        let withheld = &report.withheld;
+        metrics::gauge!("llm_access_usage_withheld").set(crate::orders::count(withheld.len()));
+        if withheld.is_empty() {
+            self.conditions.clear("usage-withheld", "");
+        } else {
+            let some: Vec<String> = withheld.iter().take(3).map(ToString::to_string).collect();
+            let more = if withheld.len() > 3 { format!(" (and {} more)", withheld.len() - 3) } else { String::new() };
+            self.conditions.raise("usage-withheld", "", format!("parts of the gateway's ledger do not add up and are not reported until they do: {}{more}", some.join("; ")));
+        }
+        let lost = &report.unattributed;
+        metrics::gauge!("llm_access_usage_unattributed_tokens").set(tokens(lost));
+        metrics::gauge!("llm_access_usage_foreign_teams").set(crate::orders::count(report.foreign));
+        if lost.prompt_tokens == 0 && lost.completion_tokens == 0 && lost.spend.is_zero() {
+            self.conditions.clear("usage-unattributed", "");
+        } else {
+            let message = format!("the gateway no longer knows the team of keys that used {} + {} tokens, {} spend; it is on nobody's bill", lost.prompt_tokens, lost.completion_tokens, lost.spend.normalize());
+            self.conditions.raise("usage-unattributed", "", message);
+        }
+    }
+
+    /// The names of models whose use the gateway does not tell apart.
+    pub(crate) async fn shared_models(&self) -> Result<BTreeSet<String>, Failure> {
+        const NAME: &str = "usage-shared-upstream";
+        let shared = shared_names(&self.gateway.model_info().await?);
+        if shared.is_empty() {
+            self.conditions.clear(NAME, "");
+        } else {
+            let names: Vec<&str> = shared.iter().map(String::as_str).collect();
+            self.conditions.raise(
+                NAME,
+                "",
+                format!("models {} share one upstream model with another, and the gateway files their use under whichever was called first: their own figures are withheld, aggregate ones are right. Give each its own upstream name", names.join(", ")),
+            );
+        }
+        Ok(shared)
+    }
+
+    async fn keys_to_report(&self, seller: &Seller) -> Result<Option<Vec<ApiKey>>, Failure> {
+        if !self.features.worth_trying(Feature::ApiKeys) || !self.features.worth_trying(Feature::KeyUsage) || self.is_governed(seller.offering).await? {
+            return Ok(None);
+        }
+        self.api_keys(ApiKeyFilter { offering: Some(seller.offering), resource: None }).await
+    }
+
+    fn is_proven(&self, resource: Uuid, month: BillingMonth, amounts: &Amounts) -> bool {
+        let now = self.clock.now();
+        let memory = self.memory();
+        memory.usage.proven.get(&(resource, month)).is_some_and(|(proven, at)| proven == amounts && *at <= now && now < after(*at, BELIEVED_FOR))
+    }
+
+    /// Months that are over and done with are forgotten, with what was said about them.
+    fn forget_months(&self, months: &[BillingMonth]) {
+        let mut memory = self.memory();
+        memory.usage.proven.retain(|(_, month), _| months.contains(month));
+        memory.usage.closed.retain(|(_, month), _| months.contains(month));
+        memory.usage.keys.retain(|(_, month), _| months.contains(month));
+        drop(memory);
+        for (name, subject, _) in self.conditions.all() {
+            let over = |month: &str| month.parse::<BillingMonth>().is_ok_and(|month| !months.contains(&month));
+            if BY_MONTH.contains(&name) && subject.rsplit(' ').next().is_some_and(over) {
+                self.conditions.clear(name, subject);
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float, and nothing is billed by it")]
+fn tokens(counts: &Counts) -> f64 {
+    counts.prompt_tokens.saturating_add(counts.completion_tokens) as f64
+}
