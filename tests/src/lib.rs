@@ -196,6 +196,17 @@ impl World {
         Agent::new(self.config(more), self.clock.clone()).await.unwrap()
     }
 
+    /// A fresh agent that no busy machine and no held call makes give up.
+    pub async fn patient(&self) -> Agent {
+        self.patient_with(&self.config_text("")).await
+    }
+
+    /// The same from a whole configuration text.
+    pub async fn patient_with(&self, text: &str) -> Agent {
+        assert!(text.contains("timeout: 400ms"), "{text}");
+        Agent::new(self.parse(&text.replace("timeout: 400ms", "timeout: 30s")), self.clock.clone()).await.unwrap()
+    }
+
     /// Moves the time of everything.
     pub fn advance(&self, by: Duration) {
         self.sim_clock.advance(by);

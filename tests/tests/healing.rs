@@ -42,7 +42,7 @@ async fn a_create_refused_for_good_errs_with_a_text_for_the_customer_and_heals_w
     for profile in PROFILES {
         for store in [Store::Kube, Store::Directory] {
             let world = World::with_store(profile, store).await;
-            let agent = world.agent().await;
+            let agent = world.patient().await;
             // Up to the keys, so that there is a team: late-2026 Waldur ends a create without a backend_id.
             let rule = refuse(&world, "/key/generate");
             let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
@@ -78,7 +78,7 @@ async fn a_create_refused_for_good_errs_with_a_text_for_the_customer_and_heals_w
 async fn an_erred_order_is_taken_up_three_times_and_then_only_by_command() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let mut agent = world.agent().await;
+        let mut agent = world.patient().await;
         let rule = refuse(&world, "/key/generate");
         let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
         for n in 1..=4 {
@@ -87,7 +87,7 @@ async fn an_erred_order_is_taken_up_three_times_and_then_only_by_command() {
             // Most servers keep the message, so that a restart between two attempts does not begin to count again.
             if n == 2 && profile != Profile::Late2026 {
                 world.slow_beat(&agent).await;
-                agent = world.agent().await;
+                agent = world.patient().await;
                 world.advance(HOUR);
                 continue;
             }
@@ -105,13 +105,13 @@ async fn an_erred_order_is_taken_up_three_times_and_then_only_by_command() {
         let (_, _, condition) = agent.conditions.all().into_iter().find(|(name, ..)| *name == "order-given-up").unwrap();
         assert!(condition.message.contains(&format!("llm-access-agent orders retry {}", order.simple())), "{}", condition.message);
         // The same with an agent that knows nothing.
-        let fresh = world.agent().await;
+        let fresh = world.patient().await;
         world.slow_beat(&fresh).await;
         assert!(fresh.conditions.holds("order-given-up"));
         assert_eq!(world.waldur.order_state(order), "erred");
 
         // A person says so.
-        let retry = world.agent().await;
+        let retry = world.patient().await;
         llm_access_agent::cli::commands::retry(&retry, order).await.unwrap();
         world.run_to_rest(&agent, 3).await;
         assert_eq!(world.waldur.order_state(order), "done");
@@ -127,7 +127,7 @@ async fn a_create_that_erred_before_anything_was_made_leaves_nothing_behind() {
     // Late-2026 Waldur ends such a resource; the others keep it Erred and the order heals.
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let rule = refuse(&world, "/team/new");
         let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
         until_erred(&world, &agent, order).await;
@@ -150,7 +150,7 @@ async fn a_create_that_erred_before_anything_was_made_leaves_nothing_behind() {
 async fn an_update_refused_for_good_errs_and_heals() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
         let key = world.key(resource, "project");
         let rule = refuse(&world, "/team/update");
@@ -175,7 +175,7 @@ async fn an_end_is_never_erred() {
     for profile in PROFILES {
         for path in ["/team/update", "/key/delete", "/team/delete"] {
             let world = World::new(profile).await;
-            let agent = world.agent().await;
+            let agent = world.patient().await;
             let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
             let rule = refuse(&world, path);
             let order = world.waldur.terminate(resource);
@@ -201,7 +201,7 @@ async fn an_end_is_never_erred() {
 async fn a_resource_that_only_looks_broken_is_set_to_ok_where_the_server_can() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
         let key = world.key(resource, "project");
         world.waldur.put_resource_state(resource, "Erred");
@@ -226,7 +226,7 @@ async fn a_resource_that_only_looks_broken_is_set_to_ok_where_the_server_can() {
 async fn an_update_that_staff_erred_is_not_taken_up_and_the_resource_keeps_what_it_had() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
         let key = world.key(resource, "project");
         let rule = world.faults.add(Rule::new(Fault::status(503, "busy")).peer(Peer::LiteLlm).path("/team/update"));
@@ -256,7 +256,7 @@ async fn an_update_that_staff_erred_is_not_taken_up_and_the_resource_keeps_what_
 async fn a_create_that_staff_erred_is_tidied_away() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let rule = world.faults.add(Rule::new(Fault::status(503, "busy")).peer(Peer::LiteLlm).path("/key/generate"));
         let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
         world.beat(&agent).await;
@@ -277,7 +277,7 @@ async fn a_create_that_staff_erred_is_tidied_away() {
 #[tokio::test]
 async fn an_order_of_an_unknown_type_is_left_to_people() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
     let order = world.waldur.update_limits(resource, &[("max_budget", "80")]);
     // A server of tomorrow knows a type that we do not.
@@ -307,7 +307,7 @@ async fn an_order_of_an_unknown_type_is_left_to_people() {
 /// An agent whose offering says this about approval.
 async fn agent_with_approval(world: &World, approval: &str) -> Agent {
     let text = world.config_text("").replace("    limits:", &format!("    approval: {approval}\n    limits:"));
-    Agent::new(world.parse(&text), world.clock.clone()).await.unwrap()
+    world.patient_with(&text).await
 }
 
 #[tokio::test]
@@ -367,11 +367,11 @@ async fn an_end_may_be_made_manual_too() {
 #[tokio::test]
 async fn an_end_is_approved_even_when_nothing_else_can_be_judged() {
     let world = World::new(Profile::Y2024).await;
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
     world.write("catalogue.yml", "");
     world.waldur.terminate(resource);
-    let fresh = world.agent().await;
+    let fresh = world.patient().await;
     world.run_to_rest(&fresh, 9).await;
     world.check();
 }
@@ -382,7 +382,7 @@ async fn a_restored_resource_takes_the_next_key_number() {
         for (store, mint) in [(Store::Kube, false), (Store::Directory, false), (Store::Kube, true)] {
             let world = World::with_store(profile, store).await;
             world.gateway.forbid_custom_keys(mint);
-            let agent = world.agent().await;
+            let agent = world.patient().await;
             let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
             let id = resource.simple().to_string();
             let mut old = vec![world.key(resource, "project"), world.key(resource, "chat")];
@@ -392,7 +392,7 @@ async fn a_restored_resource_takes_the_next_key_number() {
                 world.check();
                 world.waldur.restore(resource);
                 // The second time with an agent that remembers nothing.
-                let fresh = world.agent().await;
+                let fresh = world.patient().await;
                 world.run_to_rest(if n == 2 { &agent } else { &fresh }, 4).await;
                 assert_eq!(world.waldur.resource(resource).state, "OK", "{profile:?} {store:?}");
                 let mut aliases: Vec<String> = world.gateway.live_keys(&id).into_iter().filter_map(|key| key.alias).collect();
@@ -417,7 +417,7 @@ async fn a_restored_resource_takes_the_next_key_number() {
 async fn what_another_agent_made_is_left_alone() {
     for profile in PROFILES {
         let world = World::new(profile).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         world.waldur.set_allocation_step(false);
         // Before its create is approved, and with an update and an end on its way.
         let (create, created) = world.order("created", &["kestrel-8b"]);
@@ -466,7 +466,7 @@ async fn where_waldur_governs_keys_only_the_chat_key_is_made() {
         let world = World::with_store(Profile::Late2026, store).await;
         world.gateway.forbid_custom_keys(mint);
         world.waldur.set_plugin_option(world.offering, "enable_api_key_provisioning", json!(true));
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
         world.run_to_rest(&agent, 3).await;
         assert_eq!(world.waldur.order_state(order), "done");

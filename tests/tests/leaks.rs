@@ -144,7 +144,7 @@ async fn agent_of(world: &World, oidc: bool) -> Agent {
         assert!(text.contains(&token));
         text = text.replace(&token, &format!("oidc: {{token_url: {url}, client_id: {id}, client_secret_file: {}}}", file.display()));
     }
-    Agent::new(world.parse(&text), world.clock.clone()).await.unwrap()
+    world.patient_with(&text).await
 }
 
 /// Every few calls the peer answers `fault`; the others go through, so that every step is reached.

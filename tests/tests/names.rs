@@ -81,7 +81,7 @@ fn assert_one_each(world: &World, resources: usize, case: &str) {
 
 async fn sell_under_odd_names(profile: Profile, store: Store) {
     let world = World::with_store(profile, store).await;
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let names = odd_names();
     let mut resources = Vec::new();
     for name in &names {
@@ -140,7 +140,7 @@ async fn a_name_of_any_kind_works_with_files() {
 async fn two_projects_and_two_resources_may_share_a_name() {
     for store in [Store::Kube, Store::Directory] {
         let world = World::with_store(Profile::V8_0, store).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let customer = world.project.customer;
         let twin = world.waldur.add_project_of(customer, &world.project.name);
         let other = world.waldur.add_project(&world.project.name);
@@ -167,7 +167,7 @@ async fn the_first_eight_digits_of_two_resources_may_be_the_same() {
     // Then slug and uuid8 give one name for two resources: neither may take the other's Secret for its own.
     for store in [Store::Kube, Store::Directory] {
         let world = World::with_store(Profile::V8_0, store).await;
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let (_, resource) = world.order("llm", &["kestrel-8b"]);
         world.waldur.rename_slug(resource, "llm");
         let id = resource.simple().to_string();
@@ -215,7 +215,7 @@ async fn models_keep_their_dots_and_slashes_and_nonsense_is_rejected_in_one_line
         }
         world.write("catalogue.yml", &catalogue(&["kestrel-8b", "qwen2.5-0.5b", "meta/heron:70b", "NO", "1.10"]).replace("name: meta/heron:70b, ", "name: heron, "));
         world.waldur.set_forms(world.offering, json!({}), json!({}));
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let order = |models: Value| {
             let attributes = json!({"name": "llm", "models": models}).as_object().unwrap().clone();
             world.waldur.order_with_attributes(world.offering, &world.project, attributes, json!({"max_budget": 50}).as_object().unwrap().clone())
@@ -262,7 +262,7 @@ fn rename_between_crash_and_restart(profile: Profile, store: Store, mint: bool) 
             world.faults.at_call(k, Fault::Kill { after_effect });
             let process = runtime();
             let killed = process.block_on(async {
-                let agent = world.agent().await;
+                let agent = world.patient().await;
                 tokio::select! {
                     () = world.beat(&agent) => false,
                     () = world.faults.killed() => true,
@@ -277,7 +277,7 @@ fn rename_between_crash_and_restart(profile: Profile, store: Store, mint: bool) 
             world.waldur.rename_slug(resource, "another name/after all");
             let process = runtime();
             process.block_on(async {
-                let agent = world.agent().await;
+                let agent = world.patient().await;
                 world.run_to_rest(&agent, 6).await;
                 world.slow_beat(&agent).await;
                 world.faults.reset_calls();

@@ -19,18 +19,12 @@ fn to(peer: Peer, calls: &[Call]) -> usize {
     calls.iter().filter(|call| call.peer == peer).count()
 }
 
-/// An agent that waits longer for its peers than any test holds a call.
-async fn patient(world: &World) -> Agent {
-    let text = world.config_text("concurrency: {orders: 16}\n").replace("timeout: 400ms", "timeout: 30s");
-    Agent::new(world.parse(&text), world.clock.clone()).await.unwrap()
-}
-
 #[tokio::test]
 async fn a_create_costs_what_it_has_to() {
     for profile in PROFILES {
         for store in [Store::Kube, Store::Directory] {
             let world = World::with_store(profile, store).await;
-            let agent = world.agent().await;
+            let agent = world.patient().await;
             // What the server can do is learnt with the first one.
             world.sold(&agent, "first", &["kestrel-8b"]).await;
             world.faults.reset_calls();
@@ -63,7 +57,7 @@ async fn an_idle_order_beat_is_one_call_for_each_offering_and_an_idle_pass_is_pa
     for profile in PROFILES {
         for store in [Store::Kube, Store::Directory] {
             let world = World::with_store(profile, store).await;
-            let agent = world.agent().await;
+            let agent = world.patient().await;
             for n in 0..20 {
                 world.order(&format!("llm-{n}"), &["kestrel-8b"]);
             }
@@ -125,7 +119,7 @@ fn populate(world: &World, model: Uuid, n: usize) -> Vec<Uuid> {
 
 async fn read_a_thousand(profile: Profile) {
     let world = World::new(profile).await;
-    let agent = patient(&world).await;
+    let agent = world.patient().await;
     let model = world.sold(&agent, "model", &["kestrel-8b"]).await;
     let resources = populate(&world, model, 999);
     world.faults.reset_calls();
@@ -148,7 +142,7 @@ async fn reading_a_thousand_resources_of_a_late_2026_server_costs_pages() {
 #[tokio::test]
 async fn a_thousand_waiting_orders_are_answered_by_no_more_than_sixteen_at_a_time() {
     let world = World::with_store(Profile::Late2026, Store::Directory).await;
-    let agent = patient(&world).await;
+    let agent = world.patient_with(&world.config_text("concurrency: {orders: 16}\n")).await;
     world.waldur.set_forms(world.offering, json!({}), json!({}));
     let orders: Vec<Uuid> = (0..1000).map(|n| world.order(&format!("llm-{n}"), &["no-such-model"]).0).collect();
     world.faults.set_latency(Duration::from_millis(1));
@@ -166,7 +160,7 @@ async fn a_thousand_waiting_orders_are_answered_by_no_more_than_sixteen_at_a_tim
 async fn creates_keep_to_the_bound_too() {
     for store in [Store::Directory, Store::Kube] {
         let world = World::with_store(Profile::Y2024, store).await;
-        let agent = patient(&world).await;
+        let agent = world.patient_with(&world.config_text("concurrency: {orders: 16}\n")).await;
         let orders: Vec<Uuid> = (0..32).map(|n| world.order(&format!("llm-{n}"), &["kestrel-8b"]).0).collect();
         world.faults.set_latency(Duration::from_millis(1));
         world.beat(&agent).await;
@@ -196,7 +190,7 @@ async fn beat_until(agent: &Agent, done: impl Fn() -> bool) {
 #[tokio::test]
 async fn a_poisoned_order_delays_nobody() {
     let world = World::new(Profile::Late2026).await;
-    let agent = patient(&world).await;
+    let agent = world.patient().await;
     let (refused, refused_resource) = world.order("refused", &["kestrel-8b"]);
     let (hanging, hanging_resource) = world.order("hanging", &["kestrel-8b"]);
     let others: Vec<Uuid> = (0..20).map(|n| world.order(&format!("llm-{n}"), &["kestrel-8b"]).0).collect();

@@ -18,12 +18,6 @@ enum Wish {
     Terminate,
 }
 
-/// An agent that waits longer for its peers than any test holds a call.
-async fn patient(world: &World) -> Agent {
-    let text = world.config_text("").replace("timeout: 400ms", "timeout: 30s");
-    Agent::new(world.parse(&text), world.clock.clone()).await.unwrap()
-}
-
 /// A world in which `wish` was just ordered, with what it was ordered for.
 async fn ordered(profile: Profile, store: Store, custom_keys: bool, wish: Wish) -> (World, Uuid, Uuid) {
     let world = World::with_store(profile, store).await;
@@ -31,7 +25,7 @@ async fn ordered(profile: Profile, store: Store, custom_keys: bool, wish: Wish) 
     let (order, resource) = if wish == Wish::Create {
         world.order("seabird-llm", &["kestrel-8b"])
     } else {
-        let resource = world.sold(&world.agent().await, "seabird-llm", &["kestrel-8b"]).await;
+        let resource = world.sold(&world.patient().await, "seabird-llm", &["kestrel-8b"]).await;
         world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=1000 C=2000").unwrap();
         world.advance(Duration::from_secs(60));
         let order = match wish {
@@ -68,14 +62,14 @@ fn assert_came_true(world: &World, order: Uuid, resource: Uuid, wish: Wish, case
 /// One agent stands still before a write while another does the whole work; then it goes on. For every write there is.
 async fn hold_before_every_write(profile: Profile, store: Store, custom_keys: bool, wish: Wish) {
     let (world, ..) = ordered(profile, store, custom_keys, wish).await;
-    world.run_to_rest(&world.agent().await, 9).await;
+    world.run_to_rest(&world.patient().await, 9).await;
     let writes: Vec<(usize, String)> =
         world.faults.calls().into_iter().filter(|call| call.method != "GET").map(|call| (call.n, format!("{} {}", call.method, call.path))).collect();
     assert!(writes.len() > 2, "{writes:?}");
     for (n, write) in writes {
         let case = format!("{profile:?} {store:?} custom_keys={custom_keys} {wish:?}: held before call {n}, {write}");
         let (world, order, resource) = ordered(profile, store, custom_keys, wish).await;
-        let (slow, quick) = (patient(&world).await, world.agent().await);
+        let (slow, quick) = (world.patient().await, world.patient().await);
         world.faults.at_call(n, Fault::Hold);
         let mut held = false;
         for _ in 0..9 {
@@ -153,7 +147,7 @@ async fn two_agents_at_once_do_each_thing_once() {
         world.gateway.forbid_custom_keys(!custom_keys);
         // Both may find an alias free before either takes it.
         world.gateway.set_race_window(Duration::from_millis(2));
-        let (one, two) = (patient(&world).await, patient(&world).await);
+        let (one, two) = (world.patient().await, world.patient().await);
         let mut resources = Vec::new();
         let mut orders = Vec::new();
         for n in 0..12 {
@@ -199,7 +193,7 @@ async fn one_process_serves_two_offerings_each_by_its_own_rules() {
         // The second offering gives less where nothing is ordered.
         let text = world.config_text_for(&[first, second], "");
         let (head, tail) = text.rsplit_once("rpm_limit: {default: 600}").unwrap();
-        let agent = Agent::new(world.parse(&format!("{head}rpm_limit: {{default: 7}}{tail}")), world.clock.clone()).await.unwrap();
+        let agent = world.patient_with(&format!("{head}rpm_limit: {{default: 7}}{tail}")).await;
         let (_, a) = world.order("a", &["kestrel-8b"]);
         let (_, b) = world.waldur.order(second, &world.project, "b", &["heron-70b"], &[("max_budget", "9")]);
         world.run_to_rest(&agent, 5).await;
@@ -225,12 +219,12 @@ async fn one_process_serves_two_offerings_each_by_its_own_rules() {
 /// Two offerings, each with an agent of its own, that share everything else. `other_owner` makes them two environments.
 async fn neighbours(profile: Profile, store: Store, other_owner: &str) -> (World, Agent, Agent, [Uuid; 2]) {
     let mut world = World::with_store(profile, store).await;
-    let here = world.agent().await;
+    let here = world.patient().await;
     let mine = world.sold(&here, "mine", &["kestrel-8b"]).await;
     let (first, owner) = (world.offering, world.owner.clone());
     world.offering = world.waldur.add_offering("Elsewhere");
     world.owner = other_owner.into();
-    let there = world.agent().await;
+    let there = world.patient().await;
     let theirs = world.sold(&there, "theirs", &["kestrel-8b"]).await;
     world.check();
     (world.offering, world.owner) = (first, owner);
