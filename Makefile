@@ -10,6 +10,8 @@ TARGET = $(shell $(CARGO) metadata --no-deps --format-version 1 | sed -n 's/.*"t
 # The suites against real peers: which peers and LiteLLM variants, and what is passed to the test programs.
 PEERS ?= litellm kube team-defaults no-custom-keys
 REAL_ARGS ?= --test-threads=1
+# What is passed to the bench: --resources N, --orders N, --json
+BENCH_ARGS ?=
 # remove-stale-waldur-component
 COMPONENT ?=
 CONFIG ?=
@@ -46,7 +48,8 @@ lint: ## formatting, clippy and, when cargo-deny is installed, the dependency ru
 
 .PHONY: bench
 bench: ## measure the agent against its budgets
-	$(CARGO) run --release -p llm-access-tests --bin bench
+	$(CARGO) build --release -p llm-access-agent -p llm-access-tests
+	'$(TARGET)/release/bench' --agent '$(TARGET)/release/llm-access-agent' $(BENCH_ARGS)
 
 .PHONY: dist
 dist: ## the binary as it is deployed, in the target folder under dist/

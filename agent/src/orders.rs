@@ -10,12 +10,12 @@ use waldur_client::{Order, OrderKind, OrderState, Resource};
 
 use crate::agent::{Agent, Failure};
 use crate::clock::after;
-use crate::config::OfferingConfig;
+use crate::config::{ApprovalMode, OfferingConfig};
 use crate::domain::reference;
 use crate::features::Feature;
 use crate::gate::Peer;
 use crate::observe::Depth;
-use crate::plan::{Action, Observed, Obstacle, Removal, Rules, Verdict, evaluate, plan_access, plan_removal, wanted_access};
+use crate::plan::{approval, Action, Observed, Obstacle, Removal, Rules, Verdict, evaluate, plan_access, plan_removal, wanted_access};
 use crate::resources::TRIPPED;
 use crate::schedule::Busy;
 
@@ -96,6 +96,10 @@ impl Agent {
             for order in orders {
                 listed.insert(order.uuid);
                 if !spared.is_empty() || !self.schedule.is_due(order.uuid) {
+                    continue;
+                }
+                if order.state == OrderState::PendingProvider && approval(offering, &order.kind) == Some(ApprovalMode::Manual) {
+                    // A person decides, and may take days: nothing is asked about it meanwhile.
                     continue;
                 }
                 if matches!(order.kind, OrderKind::Other(_)) {
@@ -316,7 +320,7 @@ impl Agent {
         if let Some(obstacle) = foreign_backend(resource) {
             return Err(obstacle.into());
         }
-        let verdict = if order.kind == OrderKind::Terminate && offering.approval.terminate == crate::config::ApprovalMode::Auto {
+        let verdict = if order.kind == OrderKind::Terminate && offering.approval.terminate == ApprovalMode::Auto {
             Verdict::Approve
         } else {
             let Some(catalogue) = self.catalogue() else {

@@ -4,7 +4,7 @@ use uuid::Uuid;
 use waldur_client::{Order, OrderKind, Resource};
 
 use super::Rules;
-use crate::config::ApprovalMode;
+use crate::config::{ApprovalMode, OfferingConfig};
 use crate::domain::{ModelRequest, effective_limits};
 
 /// What to do with a pending order.
@@ -23,15 +23,10 @@ pub enum Verdict {
 /// Judges a pending order. `resource` is Waldur's view of the resource, where one was read (updates and restores).
 #[must_use]
 pub fn evaluate(rules: &Rules<'_>, order: &Order, resource: Option<&Resource>) -> Verdict {
-    let approval = &rules.offering.approval;
-    let mode = match &order.kind {
-        OrderKind::Create | OrderKind::Restore => approval.create,
-        OrderKind::Update => approval.update,
-        OrderKind::Terminate => approval.terminate,
-        OrderKind::Other(_) => return Verdict::Ignore,
-    };
-    if mode == ApprovalMode::Manual {
-        return Verdict::Manual;
+    match approval(rules.offering, &order.kind) {
+        None => return Verdict::Ignore,
+        Some(ApprovalMode::Manual) => return Verdict::Manual,
+        Some(ApprovalMode::Auto) => {}
     }
     let problems = match &order.kind {
         OrderKind::Terminate | OrderKind::Other(_) => Vec::new(),
@@ -48,6 +43,16 @@ pub fn evaluate(rules: &Rules<'_>, order: &Order, resource: Option<&Resource>) -
         }
     };
     if problems.is_empty() { Verdict::Approve } else { Verdict::Reject(comment(order.uuid, &problems)) }
+}
+
+/// How orders of this kind are approved; `None` for kinds the agent does not know.
+pub(crate) fn approval(offering: &OfferingConfig, kind: &OrderKind) -> Option<ApprovalMode> {
+    match kind {
+        OrderKind::Create | OrderKind::Restore => Some(offering.approval.create),
+        OrderKind::Update => Some(offering.approval.update),
+        OrderKind::Terminate => Some(offering.approval.terminate),
+        OrderKind::Other(_) => None,
+    }
 }
 
 /// The options that an update carries, where it changes options.

@@ -29,6 +29,7 @@ use crate::secrets::{Broken, Connection, Listed, Slot, Stored};
 pub(crate) use offering::{RETIRED, plan_retirement};
 pub(crate) use access::API;
 pub use access::{plan_access, wanted_access};
+pub(crate) use evaluate::approval;
 pub use evaluate::{Verdict, evaluate};
 pub use notes::{Note, Notes, remembered};
 pub use offering::{Finding, OfferingAction, OfferingPlan, Shop, Stage, plan_offering, removable_from, stage};
