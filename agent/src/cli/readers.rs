@@ -114,7 +114,8 @@ impl Reader<'_> {
             Kind::Map(entries) => self.map(entries, offset, depth),
             // A patch inside a kustomization, or a values file inside an Application.
             Kind::Scalar { text, .. } if depth < DEEPEST && text.contains('\n') && [VARIABLE, "llmOffering", "model_list", "modelInfo"].iter().any(|word| text.contains(word)) => {
-                self.text(text, offset + node.pos.line, depth + 1);
+                // The text of a block begins where the node is.
+                self.text(text, offset + node.pos.line - 1, depth + 1);
             }
             Kind::Scalar { .. } => {}
         }
@@ -376,5 +377,178 @@ fn documents(text: &str) -> Vec<(usize, String)> {
 impl Model {
     fn is_orderable(&self) -> bool {
         self.orderable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+
+    const CATALOGUE: &str = "\
+inference:
+  budget: {max_budget_eur: 20}
+  models:
+    - {name: kestrel, served_name: kestrel-8b, orderable: true, litellm_model_info: {input_cost_per_token: 2.1e-07, output_cost_per_token: 8.5e-07}}
+    - {name: heron, served_name: heron.70b, orderable: true}
+    - {name: qwen3-embedding, served_name: qwen3-embedding, orderable: false, runtime: tei, litellm_model_info: {input_cost_per_token: 2.0e-08}}
+";
+
+    fn differences(text: &str) -> Vec<String> {
+        let catalogue = crate::catalogue::parse(CATALOGUE, "inference.yml").unwrap();
+        compare("reader.yaml", text, &catalogue).differences
+    }
+
+    #[track_caller]
+    fn same(text: &str) {
+        assert_eq!(differences(text), Vec::<String>::new(), "{text}");
+    }
+
+    #[track_caller]
+    fn differs(text: &str, lines: &[&str]) {
+        assert_eq!(differences(text), lines, "{text}");
+    }
+
+    const DEPLOYMENT: &str = "\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: other}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: metallo}
+spec:
+  template:
+    spec:
+      containers:
+        - name: metallo
+          env:
+            - {name: OTHER, value: x}
+            - name: LLM_ACCESS_MODELS
+              value: heron.70b,kestrel-8b
+";
+
+    #[test]
+    fn the_order_gate_accepts_what_is_orderable() {
+        same(DEPLOYMENT);
+        for list in [r#"'["kestrel-8b", "heron.70b"]'"#, "' kestrel-8b ,heron.70b, '", "kestrel-8b heron.70b"] {
+            same(&DEPLOYMENT.replace("heron.70b,kestrel-8b", list));
+        }
+        differs(
+            &DEPLOYMENT.replace("heron.70b,kestrel-8b", "kestrel-8b,osprey,qwen3-embedding,kestrel-8b"),
+            &[
+                "reader.yaml:16: LLM_ACCESS_MODELS lists model osprey, which the catalogue does not list",
+                "reader.yaml:16: LLM_ACCESS_MODELS lists model qwen3-embedding, which is not orderable in the catalogue",
+                "reader.yaml:16: LLM_ACCESS_MODELS lists model kestrel-8b twice",
+                "reader.yaml:16: LLM_ACCESS_MODELS lacks model heron.70b, which the catalogue lists",
+            ],
+        );
+        differs(&DEPLOYMENT.replace("heron.70b,kestrel-8b", "''"), &[
+            "reader.yaml:16: LLM_ACCESS_MODELS lacks model kestrel-8b, which the catalogue lists",
+            "reader.yaml:16: LLM_ACCESS_MODELS lacks model heron.70b, which the catalogue lists",
+        ]);
+        assert!(differences(&DEPLOYMENT.replace("heron.70b,kestrel-8b", "'[\"a\"'"))[0].contains("begins like a JSON list"));
+    }
+
+    #[test]
+    fn the_variable_is_found_wherever_it_is() {
+        // As `kubectl get deployment -o json` prints it.
+        same(r#"{"kind":"Deployment","spec":{"template":{"spec":{"containers":[{"env":[{"name":"LLM_ACCESS_MODELS","value":"kestrel-8b,heron.70b"}]}]}}}}"#);
+        same("data: {LLM_ACCESS_MODELS: 'kestrel-8b,heron.70b'}\n");
+        let kustomization = "patches:\n  - target: {kind: Deployment}\n    patch: |-\n      - op: add\n        path: /spec/template/spec/containers/0/env/-\n        value:\n          name: LLM_ACCESS_MODELS\n          value: kestrel-8b\n";
+        differs(kustomization, &["reader.yaml:8: LLM_ACCESS_MODELS lacks model heron.70b, which the catalogue lists"]);
+        let elsewhere = "env:\n  - name: LLM_ACCESS_MODELS\n    valueFrom: {configMapKeyRef: {name: a, key: b}}\n";
+        assert!(differences(elsewhere)[0].contains("comes from another object"));
+    }
+
+    const OFFERING: &str = "\
+pharos:
+  llmOffering:
+    enabled: true
+    models:
+      - kestrel-8b
+      - heron.70b
+    modelPricing:
+      kestrel-8b: {input: 2.1e-07, output: 0.00000085}
+      heron.70b: {input: 0, output: 0}
+    plan: {quotas: {max_budget: 20}}
+";
+
+    #[test]
+    fn the_offering_lists_what_is_orderable_at_its_price_and_zero_where_there_is_none() {
+        same(OFFERING);
+        same(&OFFERING.replace("      heron.70b: {input: 0, output: 0}\n", ""));
+        same(&OFFERING.replace("{input: 2.1e-07, output: 0.00000085}", "{input_cost_per_token: 0.00000021, output_cost_per_token: 8.50e-7}"));
+        same(&OFFERING.replace("{input: 2.1e-07, output: 0.00000085}", "{inputPer1MTokens: 0.21, outputPer1MTokens: 0.85}"));
+        same(&OFFERING.replace("      - kestrel-8b\n", "      - {name: kestrel-8b, label: Kestrel}\n"));
+        differs(&OFFERING.replace("0.00000085", "0.0000008500000000000001"), &[
+            "reader.yaml:8: modelPricing: the output price of model kestrel-8b is 0.0000008500000000000001 and 0.00000085 in the catalogue",
+        ]);
+        differs(&OFFERING.replace("{input: 0, output: 0}", "{input: 0, output: 1e-9}"), &[
+            "reader.yaml:9: modelPricing: the output price of model heron.70b is 0.000000001 and not there in the catalogue",
+        ]);
+        differs(&OFFERING.replace("      kestrel-8b: {", "      osprey: {"), &[
+            "reader.yaml:8: modelPricing lacks model kestrel-8b, which the catalogue prices",
+            "reader.yaml:8: modelPricing has model osprey, which the catalogue does not list",
+        ]);
+        differs(&OFFERING.replace("max_budget: 20", "max_budget: 25"), &["reader.yaml:10: llmOffering.plan.quotas.max_budget is 25 and 20 in the catalogue"]);
+        differs(&OFFERING.replace("      - heron.70b\n", "      - osprey\n"), &[
+            "reader.yaml:6: llmOffering.models lists model osprey, which the catalogue does not list",
+            "reader.yaml:5: llmOffering.models lacks model heron.70b, which the catalogue lists",
+        ]);
+        assert!(differences(&OFFERING.replace("2.1e-07", "'{{ price }}'"))[0].contains("the input price of model kestrel-8b is no number"));
+        let without = OFFERING.split("    modelPricing:").next().unwrap();
+        assert!(differences(without)[0].contains("has no modelPricing"), "{without}");
+    }
+
+    const GATEWAY: &str = "\
+llm:
+  enabled: true
+  models:
+    - name: kestrel-8b
+      apiBase: http://kestrel-openai.inference.svc:8000/v1
+      modelInfo: {input_cost_per_token: 2.1e-07, output_cost_per_token: 8.5e-07}
+    - name: heron.70b
+    - name: qwen3-embedding
+      modelInfo: {mode: embedding, input_cost_per_token: 2.0e-08}
+";
+
+    #[test]
+    fn the_gateway_serves_every_model_and_gets_no_cost_where_there_is_no_price() {
+        same(GATEWAY);
+        differs(&GATEWAY.replace("    - name: heron.70b\n", "    - name: heron.70b\n      modelInfo: {input_cost_per_token: 0, output_cost_per_token: 0}\n"), &[
+            "reader.yaml:7: llm.models: the input price of model heron.70b is 0 and not there in the catalogue",
+            "reader.yaml:7: llm.models: the output price of model heron.70b is 0 and not there in the catalogue",
+        ]);
+        differs(&GATEWAY.replace("2.1e-07, ", "2.2e-07, "), &["reader.yaml:4: llm.models: the input price of model kestrel-8b is 0.00000022 and 0.00000021 in the catalogue"]);
+        differs(&GATEWAY.replace("name: heron.70b", "name: osprey"), &[
+            "reader.yaml:7: llm.models lists model osprey, which the catalogue does not list",
+            "reader.yaml:4: llm.models lacks model heron.70b, which the catalogue lists",
+        ]);
+    }
+
+    #[test]
+    fn litellms_own_file_is_read_too() {
+        let own = "\
+model_list:
+  - model_name: kestrel-8b
+    litellm_params: {model: openai/kestrel-8b, input_cost_per_token: 0.00000021, output_cost_per_token: 0.00000085}
+  - model_name: heron.70b
+    litellm_params: {model: openai/heron.70b}
+  - model_name: qwen3-embedding
+    litellm_params: {model: openai/qwen3-embedding}
+    model_info: {mode: embedding, input_cost_per_token: 0.00000002}
+";
+        same(own);
+        assert_eq!(differences(&own.replace("0.00000085", "0.00000084")).len(), 1);
+    }
+
+    #[test]
+    fn what_says_nothing_or_cannot_be_read_is_a_difference() {
+        assert!(differences("a: 1\n")[0].contains("says nothing about models"));
+        assert!(differences("")[0].contains("says nothing about models"));
+        assert!(differences("a: [1\n")[0].contains("not valid YAML"));
+        let catalogue = crate::catalogue::parse(CATALOGUE, "inference.yml").unwrap();
+        assert!(compare_file(Path::new("/nosuch/file.yml"), &catalogue).differences[0].contains("cannot be read"));
     }
 }
