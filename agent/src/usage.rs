@@ -107,7 +107,9 @@ impl Agent {
     pub(crate) async fn seller(&self, offering: Uuid) -> Result<Seller, Failure> {
         let settings: &OfferingConfig = self.offering(offering).ok_or_else(|| Failure::Refused { peer: Peer::Waldur, message: format!("offering {} is not configured", offering.simple()) })?;
         let components = self.waldur.offering(offering).await?.components;
-        Ok(Seller { offering, usable: usable_components(&components), token_unit: Decimal::from(settings.token_unit.tokens()) })
+        let usable = usable_components(&components);
+        let by_day = components.iter().filter(|component| component.by_day && usable.contains(&component.kind)).map(|component| component.kind.clone()).collect();
+        Ok(Seller { offering, usable, by_day, token_unit: Decimal::from(settings.token_unit.tokens()) })
     }
 
     fn refused_for_good(&self, order: &Order, failure: &Failure) -> bool {

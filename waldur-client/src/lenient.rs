@@ -45,6 +45,13 @@ pub(crate) fn flag<'de, D: Deserializer<'de>>(field: D) -> Result<bool, D::Error
     Ok(matches!(text.as_str(), "true" | "True" | "1"))
 }
 
+/// Whether there is anything: null, false, 0 and what is empty are nothing.
+pub(crate) fn filled<'de, D: Deserializer<'de>>(field: D) -> Result<bool, D::Error> {
+    let value = raw(field)?;
+    let text: String = value.get().split_whitespace().collect();
+    Ok(!matches!(text.as_str(), "null" | "false" | "0" | "\"\"" | "[]" | "{}"))
+}
+
 /// A uuid in either spelling; null and empty are none. Other text is an error: identity is not guessed.
 pub(crate) fn opt_uuid<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Uuid>, D::Error> {
     let text = text_of(&raw(field)?);

@@ -108,6 +108,9 @@ pub struct Component {
     /// Limit the order form starts with.
     #[serde(default, deserialize_with = "lenient::opt_decimal")]
     pub default_limit: Option<Decimal>,
+    /// Has a spending limit per day or week, so that the server wants usage by day (late 2026).
+    #[serde(default, rename = "spending_limit_periods", deserialize_with = "lenient::filled")]
+    pub by_day: bool,
     /// Belongs to the plugin and cannot be removed.
     #[serde(default, deserialize_with = "lenient::flag")]
     pub is_builtin: bool,

@@ -15,7 +15,7 @@ use crate::clock::after;
 use crate::domain::BillingMonth;
 use crate::features::Feature;
 use crate::gate::Peer;
-use crate::plan::{Amounts, Decision, Filing, Lower, ModelTotals, decide, filing};
+use crate::plan::{Amounts, Decision, Filing, Lower, ModelTotals, daily_amounts, decide, filing};
 
 /// A component that Waldur refused is left out for so long; the offering may change.
 const REFUSED_FOR: Duration = Duration::from_secs(3600);
@@ -29,6 +29,8 @@ pub struct Seller {
     pub offering: Uuid,
     /// The types of its components that take usage.
     pub usable: BTreeSet<String>,
+    /// Those of them whose usage Waldur wants by day as well.
+    pub by_day: BTreeSet<String>,
     /// Tokens per unit.
     pub token_unit: Decimal,
 }
@@ -147,7 +149,7 @@ impl Agent {
             return Ok(Outcome::Would(changes));
         }
         self.must_lead()?;
-        let daily = self.daily_of(seller, days, amounts);
+        let daily = daily_of(seller, days, amounts);
         let sent = match self.send(seller.offering, id, decision.send, &daily, date).await? {
             Sending::Sent(sent) => sent,
             Sending::Closed(why) => {
@@ -219,14 +221,6 @@ impl Agent {
         if decision.send.iter().all(|usage| held.get(&usage.kind) == Some(&usage.amount)) {
             decision.send.clear();
         }
-    }
-
-    /// The days of the month, for servers of the generation that keeps them.
-    fn daily_of(&self, seller: &Seller, days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>, amounts: &Amounts) -> Vec<DailyUsage> {
-        if self.features.known(Feature::ApiKeys) != Some(true) || amounts.partial || !amounts.unknown.is_empty() {
-            return Vec::new();
-        }
-        crate::plan::daily_amounts(days, &seller.usable, seller.token_unit, &BTreeSet::new())
     }
 
     /// Sends all components in one batch. One that Waldur refuses spoils the batch: it is found, named and left out.
@@ -318,6 +312,14 @@ impl Agent {
         };
         Ok(self.features.known(Feature::LastSync) == Some(true))
     }
+}
+
+/// The days of the month, for components with a spending limit per day or week.
+fn daily_of(seller: &Seller, days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>, amounts: &Amounts) -> Vec<DailyUsage> {
+    if seller.by_day.is_empty() || amounts.partial || !amounts.unknown.is_empty() {
+        return Vec::new();
+    }
+    daily_amounts(days, &seller.by_day, seller.token_unit, &BTreeSet::new())
 }
 
 enum Sending {
