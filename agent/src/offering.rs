@@ -150,8 +150,10 @@ impl Agent {
         let reason = match self.waldur.remove_component(offering, component).await {
             Ok(()) => None,
             Err(error) if error.class() == Class::NotFound => None,
-            Err(error) if error.class() == Class::Refused => Some(refusal(&error)),
-            Err(error) => return Err(error.into()),
+            Err(error) => match refusal(&error) {
+                Some(reason) => Some(reason),
+                None => return Err(error.into()),
+            },
         };
         // What counts is what Waldur shows.
         let seen = self.look_at_offering(offering).await?;
@@ -208,10 +210,11 @@ impl Agent {
     }
 }
 
-/// Waldur's own words for why a component cannot be removed.
-fn refusal(error: &waldur_client::Error) -> String {
+/// Waldur's own words for why a component cannot be removed, which only actions on components put under `details`. Any other
+/// refusal, as of an archived offering or an answer that was cut, says nothing about the component.
+fn refusal(error: &waldur_client::Error) -> Option<String> {
     match &error.kind {
-        waldur_client::ErrorKind::Status { message, .. } => message.clone(),
-        _ => error.to_string(),
+        waldur_client::ErrorKind::Status { status: 400, fields, .. } => fields.get("details").map(|texts| texts.join("; ")),
+        _ => None,
     }
 }

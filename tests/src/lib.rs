@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::missing_panics_doc, reason = "this crate is test code")]
 
 pub mod checker;
+pub mod crash;
 #[cfg(feature = "real")]
 pub mod real;
 

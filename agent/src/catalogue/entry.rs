@@ -113,11 +113,6 @@ impl Checker<'_> {
         let text = self.scalar(node, &path_of_key)?;
         let wrong = if text.is_empty() {
             "is empty"
-        } else if ["{{", "}}", "{%", "%}", "${"]
-            .iter()
-            .any(|mark| text.contains(mark))
-        {
-            "holds a template that nobody filled in; render the catalogue first"
         } else if text
             .chars()
             .any(|character| character.is_whitespace() || character.is_control())

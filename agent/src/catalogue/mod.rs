@@ -235,7 +235,13 @@ impl Checker<'_> {
                 return None;
             }
             Err(error) => {
-                self.problem(error.pos, "", error.message);
+                let line = text.lines().nth(error.pos.line.saturating_sub(1));
+                let message = if line.is_some_and(is_template) || text.contains("{%") {
+                    format!("{}; there is {TEMPLATE}", error.message)
+                } else {
+                    error.message
+                };
+                self.problem(error.pos, "", message);
                 return None;
             }
         };
@@ -287,7 +293,11 @@ impl Checker<'_> {
             }
         };
         let Kind::List(items) = &list.kind else {
-            let message = format!("has to be a list of models, and is {}", list.kind_name());
+            let message = if is_template_node(list) {
+                format!("has to be a list of models, and is {TEMPLATE}")
+            } else {
+                format!("has to be a list of models, and is {}", list.kind_name())
+            };
             self.problem(list.pos, &path, message);
             return None;
         };
@@ -362,6 +372,10 @@ impl Checker<'_> {
     /// The text of a single value.
     fn scalar<'n>(&mut self, node: &'n Node, path: &str) -> Option<&'n str> {
         match &node.kind {
+            _ if is_template_node(node) => {
+                self.problem(node.pos, path, format!("holds {TEMPLATE}"));
+                None
+            }
             Kind::Scalar { text, .. } => Some(text),
             _ => {
                 self.problem(
@@ -409,6 +423,22 @@ impl Checker<'_> {
         }
         disabled.retain(|name| !lines.contains_key(name));
         (models, disabled)
+    }
+}
+
+/// What a renderer should have replaced.
+const TEMPLATE: &str = "a template that nobody filled in; render the catalogue first";
+
+fn is_template(text: &str) -> bool {
+    ["{{", "}}", "{%", "%}", "${"].iter().any(|mark| text.contains(mark))
+}
+
+/// Without quotes, `{{ name }}` is YAML for a mapping whose only key is a mapping.
+fn is_template_node(node: &Node) -> bool {
+    match &node.kind {
+        Kind::Scalar { text, .. } => is_template(text),
+        Kind::Map(entries) => entries.len() == 1 && entries.iter().all(|entry| entry.key.is_none()),
+        Kind::List(_) => false,
     }
 }
 
