@@ -552,7 +552,11 @@ async fn a_full_disk_under_the_output_is_said() {
 async fn plan_prints_what_the_next_pass_would_do_and_changes_nothing() {
     for profile in PROFILES {
         let world = World::in_real_time(profile, Store::Directory).await;
-        agent(&world, &["plan"]).await.exits(0).tells(&["nothing to do: 0 resources"]);
+        // The offering first; then there is nothing left.
+        agent(&world, &["plan"]).await.exits(0).tells(&[&format!("offering {}", hex(world.offering)), "create component kestrel-8b:input"]);
+        assert!(world.writes(None).is_empty(), "{:?}", world.writes(None));
+        world.agent().await.offering_beat().await;
+        agent(&world, &["plan"]).await.exits(0).tells(&["nothing to do: 0 resources as wanted, no order open"]);
 
         let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
         let id = hex(resource);
@@ -563,15 +567,15 @@ async fn plan_prints_what_the_next_pass_would_do_and_changes_nothing() {
 
         let served = world.agent().await;
         world.run_to_rest(&served, 5).await;
-        agent(&world, &["plan"]).await.exits(0).tells(&["nothing to do: 1 resource are", "no order is open"]);
+        agent(&world, &["plan"]).await.exits(0).tells(&["nothing to do: 1 resource as wanted, no order open"]);
 
         // Drift, a change that is ordered, and one that is refused.
         world.gateway.edit_team(&id, &json!({"rpm_limit": 7}));
         agent(&world, &["plan"]).await.exits(0).tells(&[&format!("resource {id}"), "rpm_limit → 600"]);
         let change = world.waldur.update_limits(resource, &[("max_budget", "80")]);
         agent(&world, &["plan"]).await.exits(0).tells(&[&format!("order {}", hex(change)), "max_budget → 80"]);
-        let greedy = world.waldur.order(world.offering, &world.project, "greedy", &["kestrel-8b"], &[("max_budget", "5000")]).0;
-        agent(&world, &["plan"]).await.exits(0).tells(&[&format!("order {}", hex(greedy)), "reject it", "at most 1000"]);
+        let greedy = world.waldur.order(world.offering, &world.project, "greedy", &["kestrel-8b"], &[("max_budget", "50"), ("tpm_limit", "0")]).0;
+        agent(&world, &["plan"]).await.exits(0).tells(&[&format!("order {}", hex(greedy)), "reject it", "tpm_limit is 0"]);
         world.run_to_rest(&served, 5).await;
         world.slow_beat(&served).await;
         let end = world.waldur.terminate(resource);

@@ -47,7 +47,7 @@ pub(super) fn wrong(message: impl Into<String>) -> Problem {
 pub async fn plan(agent: &Agent) -> Result<(), Problem> {
     let mut lines: Vec<String> = Vec::new();
     let mut in_orders = Vec::new();
-    plan_offerings(agent, &mut lines).await?;
+    let mut notes = plan_offerings(agent, &mut lines).await?;
     for offering in &agent.config.offerings {
         let orders = agent.waldur.orders(offering.uuid, &[OrderState::PendingProvider, OrderState::Executing]).await?;
         for order in orders {
@@ -78,13 +78,13 @@ pub async fn plan(agent: &Agent) -> Result<(), Problem> {
         }
     }
     for (id, obstacle) in drift.blocked.iter().filter(|(id, _)| !in_orders.contains(id)) {
-        lines.push(format!("resource {}: left alone: {}", id.simple(), clean(&obstacle.to_string())));
+        notes.push(format!("resource {}: left alone: {}", id.simple(), clean(&obstacle.to_string())));
     }
     for id in &drift.orphans {
         lines.push(format!("resource {} has ended: remove what is left of it", id.simple()));
     }
     for id in &drift.lost {
-        lines.push(format!("resource {} is not shown by Waldur: left alone; see `orphans list`", id.simple()));
+        notes.push(format!("resource {} is not shown by Waldur: left alone; see `orphans list`", id.simple()));
     }
     let gateway = agent.compare_gateway().await?;
     if !gateway.left.is_empty() {
@@ -92,15 +92,19 @@ pub async fn plan(agent: &Agent) -> Result<(), Problem> {
         lines.extend(gateway.left.iter().map(|action| format!("  {}", clean(&action.to_string()))));
     }
     if lines.is_empty() {
-        say(format_args!("nothing to do: {} are as they should be and no order is open", plural(drift.compared, "resource")))
+        say(format_args!("nothing to do: {} as wanted, no order open", plural(drift.compared - drift.blocked.len(), "resource")))?;
     } else {
-        say(lines.join("\n"))
+        say(lines.join("\n"))?;
     }
+    if !notes.is_empty() {
+        say(format_args!("to know:\n  {}", notes.join("\n  ")))?;
+    }
+    Ok(())
 }
 
-/// What the offering loop would do, and what it waits for.
-async fn plan_offerings(agent: &Agent, lines: &mut Vec<String>) -> Result<(), Problem> {
-    let mut pending = Vec::new();
+/// What the offering loop would do. Gives what it waits for, or leaves to people.
+async fn plan_offerings(agent: &Agent, lines: &mut Vec<String>) -> Result<Vec<String>, Problem> {
+    let mut notes = Vec::new();
     for settings in &agent.config.offerings {
         let offering = agent.waldur.offering(settings.uuid).await?;
         match agent.offering_plan(settings, &offering) {
@@ -109,20 +113,19 @@ async fn plan_offerings(agent: &Agent, lines: &mut Vec<String>) -> Result<(), Pr
                     lines.push(format!("offering {} ({}):", settings.uuid.simple(), clean(&offering.name)));
                     lines.extend(plan.actions.iter().map(|action| format!("  {}", clean(&action.to_string()))));
                 }
-                pending.extend(plan.findings.iter().map(|finding| format!("offering {}: {}", settings.uuid.simple(), clean(&finding.to_string()))));
+                notes.extend(plan.findings.iter().map(|finding| format!("offering {}: {}", settings.uuid.simple(), clean(&finding.to_string()))));
             }
-            Err(obstacle) => lines.push(clean(&obstacle)),
+            Err(obstacle) => notes.push(clean(&obstacle)),
         }
     }
-    lines.extend(pending);
-    let Some(view) = agent.catalogue() else { return Ok(()) };
+    let Some(view) = agent.catalogue() else { return Ok(notes) };
     if let Some(shrink) = &view.held {
-        lines.push(clean(&format!("catalogue: held: {shrink}")));
+        notes.push(clean(&format!("catalogue: held: {shrink}")));
     }
     for (model, since) in &view.missing {
-        lines.push(format!("catalogue: {} is missing since {since}; it counts as gone after {}", clean(model), crate::config::show_duration(agent.config.catalogue.hold)));
+        notes.push(format!("catalogue: {} is missing since {since}; it counts as gone after {}", clean(model), crate::config::show_duration(agent.config.catalogue.hold)));
     }
-    Ok(())
+    Ok(notes)
 }
 
 async fn plan_order(agent: &Agent, offering: &OfferingConfig, order: &waldur_client::Order, resource: Uuid) -> Result<Vec<String>, Problem> {
