@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use reqwest::Method;
 use rust_decimal::{Decimal, RoundingStrategy};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::runtime::{Builder, Runtime};
 use url::Url;
 use uuid::Uuid;
@@ -783,27 +784,39 @@ pub struct Ledger {
     pub completion_tokens: i64,
     /// Spend.
     pub spend: Decimal,
+    /// Prompt and completion tokens by public model name.
+    pub models: BTreeMap<String, (i64, i64)>,
 }
 
 impl Ledger {
-    /// What Waldur must hold: units of a thousand tokens and spend, each rounded half up to two decimals; zeros are not sent.
+    /// What Waldur must hold where it has these components: units of a thousand tokens and spend, each rounded half up to two
+    /// decimals; zeros need not be sent. The offering's loop adds components per model, which hold the same by model.
     #[must_use]
-    pub fn amounts(&self) -> BTreeMap<String, Decimal> {
-        let thousands = |tokens: i64| Decimal::new(tokens, 3);
+    pub fn amounts(&self, per_model: bool) -> BTreeMap<String, Decimal> {
         let rounded = |value: Decimal| {
             value
                 .round_dp_with_strategy(2, RoundingStrategy::MidpointAwayFromZero)
                 .normalize()
         };
-        [
-            ("input_tokens", rounded(thousands(self.prompt_tokens))),
-            ("output_tokens", rounded(thousands(self.completion_tokens))),
-            ("spend", rounded(self.spend)),
-        ]
-        .into_iter()
-        .filter(|(_, value)| !value.is_zero())
-        .map(|(kind, value)| (kind.to_owned(), value))
-        .collect()
+        let thousands = |tokens: i64| rounded(Decimal::new(tokens, 3));
+        let mut amounts = vec![
+            ("input_tokens".to_owned(), thousands(self.prompt_tokens)),
+            (
+                "output_tokens".to_owned(),
+                thousands(self.completion_tokens),
+            ),
+            ("spend".to_owned(), rounded(self.spend)),
+        ];
+        if per_model {
+            for (model, (prompt, completion)) in &self.models {
+                amounts.push((format!("{model}:input"), thousands(*prompt)));
+                amounts.push((format!("{model}:output"), thousands(*completion)));
+            }
+        }
+        amounts
+            .into_iter()
+            .filter(|(_, value)| !value.is_zero())
+            .collect()
     }
 }
 
@@ -1019,6 +1032,11 @@ impl Gateway {
             ledger.spend += Decimal::from_scientific(&spend)
                 .or_else(|_| spend.parse())
                 .unwrap();
+            for (model, part) in row["breakdown"]["model_groups"].as_object().unwrap() {
+                let sums = ledger.models.entry(model.clone()).or_default();
+                sums.0 += part["metrics"]["prompt_tokens"].as_i64().unwrap();
+                sums.1 += part["metrics"]["completion_tokens"].as_i64().unwrap();
+            }
         }
         ledger
     }
@@ -1030,13 +1048,23 @@ pub struct Cluster {
     pub chat: String,
     /// The namespace of the project keys.
     pub keys: String,
+    /// The namespace of the agents themselves.
+    pub own: String,
     url: Url,
     http: reqwest::Client,
     relay: Option<Running>,
 }
 
-/// What the agent's Role in each of its two namespaces allows on Secrets.
-pub const VERBS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
+/// What the deployed Role allows on Secrets in each of the two namespaces.
+pub const VERBS: [&str; 4] = ["list", "create", "patch", "delete"];
+
+/// One of the deployed manifests of rights.
+fn manifest(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../deploy/manifests")
+        .join(name);
+    fs::read_to_string(path).unwrap()
+}
 
 impl Cluster {
     async fn reach(seed: u64, folder: &TempDir, faults: Option<&Faults>) -> Self {
@@ -1056,41 +1084,45 @@ impl Cluster {
         let cluster = Self {
             chat: format!("open-webui-{seed:x}"),
             keys: format!("llm-keys-{seed:x}"),
+            own: format!("llm-access-{seed:x}"),
             url,
             http,
             relay,
         };
+        for namespace in [&cluster.chat, &cluster.keys, &cluster.own] {
+            let body = json!({"metadata": {"name": namespace}});
+            cluster.write(Method::POST, "api/v1/namespaces", body).await;
+        }
+        // The rights as they are deployed, in the namespaces of this world and for the account that its agents have.
+        let rights = format!(
+            "{}---\n{}",
+            manifest("role-secrets.yaml"),
+            manifest("role-lease.yaml")
+        )
+        .replace(
+            "    name: llm-access-agent\n    namespace: llm-access\n",
+            "    name: agent\n    namespace: the-agents\n",
+        )
+        .replace(
+            "  namespace: llm-keys\n",
+            &format!("  namespace: {}\n", cluster.keys),
+        )
+        .replace(
+            "  namespace: open-webui\n",
+            &format!("  namespace: {}\n", cluster.chat),
+        )
+        .replace(
+            "  namespace: llm-access\n",
+            &format!("  namespace: {}\n", cluster.own),
+        )
+        .replace("    namespace: the-agents\n", "    namespace: llm-access\n");
+        let file = folder.path().join("rights.yml");
+        fs::write(&file, rights).unwrap();
+        cluster
+            .kubectl(&["apply", "-f", file.to_str().unwrap()], "")
+            .await;
         for namespace in [&cluster.chat, &cluster.keys] {
-            cluster
-                .write(
-                    Method::POST,
-                    "api/v1/namespaces",
-                    json!({"metadata": {"name": namespace}}),
-                )
-                .await;
-            let binding = json!({
-                "metadata": {"name": "llm-access-agent"},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "llm-access-agent"},
-                "subjects": [{"kind": "ServiceAccount", "namespace": "llm-access", "name": "agent"}],
-            });
-            cluster
-                .write(
-                    Method::POST,
-                    &format!(
-                        "apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
-                    ),
-                    binding,
-                )
-                .await;
-            let role = json!({"metadata": {"name": "llm-access-agent"}, "rules": []});
-            cluster
-                .write(
-                    Method::POST,
-                    &format!("apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles"),
-                    role,
-                )
-                .await;
-            cluster.allow(namespace, &VERBS).await;
+            cluster.await_rights(namespace, &VERBS).await;
         }
         let (server, trust) = match &cluster.relay {
             Some(relay) => (relay.url.to_string(), String::new()),
@@ -1172,10 +1204,15 @@ impl Cluster {
             json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": verbs}])
         };
         let path = format!(
-            "apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/llm-access-agent"
+            "apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/llm-access-agent-secrets"
         );
         self.write(Method::PATCH, &path, json!({"rules": rules}))
             .await;
+        self.await_rights(namespace, verbs).await;
+    }
+
+    /// Waits until these are the rights that the server grants.
+    async fn await_rights(&self, namespace: &str, verbs: &[&str]) {
         let token = told("KUBE_AGENT_TOKEN");
         for verb in VERBS {
             let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
@@ -1307,5 +1344,54 @@ pub async fn command(config: &Path, arguments: &[&str]) -> Outcome {
         code: output.status.code(),
         printed: text(&output.stdout),
         said: text(&output.stderr),
+    }
+}
+
+/// The program, running; what it logs goes into a file.
+pub struct Daemon {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it on this configuration file; an earlier log of this name is lost.
+    #[must_use]
+    pub fn start(config: &Path, log: &Path) -> Self {
+        let file = std::fs::File::create(log).unwrap();
+        let child = Command::new(program())
+            .arg("--config")
+            .arg(config)
+            .arg("run")
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        Self {
+            child,
+            log: log.to_owned(),
+        }
+    }
+
+    /// What it logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// SIGTERM; the exit code and the log.
+    pub async fn stop(mut self) -> (Option<i32>, String) {
+        let pid = self.child.id().unwrap().to_string();
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .await
+                .unwrap()
+                .success()
+        );
+        let status = self.child.wait().await.unwrap();
+        (status.code(), self.log())
     }
 }

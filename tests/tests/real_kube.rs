@@ -7,7 +7,9 @@ use std::time::Duration;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
-use llm_access_tests::real::{Cluster, Outage, RealStore, RealWorld, Time, VERBS, Variant};
+use llm_access_tests::real::{
+    Cluster, Daemon, Outage, RealStore, RealWorld, Time, VERBS, Variant, eventually,
+};
 use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -147,7 +149,7 @@ async fn access_lives_and_ends_with_secrets_in_two_namespaces() {
     let order = world.waldur.terminate(resource);
     world.run_to_rest(&agent).await;
     assert_eq!(world.waldur.order_state(order), "done");
-    assert_eq!(world.usages(resource), ledger.amounts());
+    assert_eq!(world.usages(resource), ledger.amounts(false));
     for namespace in [&cluster.chat, &cluster.keys] {
         assert!(
             cluster
@@ -560,5 +562,76 @@ async fn an_outage_of_the_api_delays_orders_and_spoils_none() {
         ),
         ("done".into(), "done".into())
     );
+    world.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_replicas_one_acts_and_the_other_takes_over() {
+    let world = RealWorld::start(
+        Profile::Late2026,
+        Variant::Default,
+        RealStore::KubeDirect,
+        Time::Real,
+    )
+    .await;
+    let cluster = cluster(&world);
+    let more = format!(
+        "intervals: {{orders: 1s, resources: 1s, offering: 1s, usage: 1s}}\nbackoff: {{initial: 1s, max: 2s}}\n\
+         lease: {{namespace: {}}}\n",
+        cluster.own
+    );
+    let config = world.write("replica.yml", &world.config_text(&more));
+    let [first, second] = ["first.log", "second.log"].map(|log| world.write(log, ""));
+    let leads = |daemon: &Daemon| daemon.log().contains("this replica leads");
+
+    let first = Daemon::start(&config, &first);
+    eventually("the first replica to lead", async || {
+        if leads(&first) {
+            Ok(())
+        } else {
+            Err(first.log())
+        }
+    })
+    .await;
+    let second = Daemon::start(&config, &second);
+    let done = async |name: &str, daemon: &Daemon| {
+        let (order, _) =
+            world
+                .waldur
+                .order(world.offering, &world.project, name, &["kestrel-8b"], &[]);
+        eventually("the done order", async || {
+            match world.waldur.order_state(order).as_str() {
+                "done" => Ok(()),
+                state => Err(format!("{state}: {}", daemon.log())),
+            }
+        })
+        .await;
+    };
+    done("with-the-first", &first).await;
+    assert!(
+        !leads(&second) && second.log().contains("another replica leads"),
+        "{}",
+        second.log()
+    );
+    let path = format!(
+        "apis/coordination.k8s.io/v1/namespaces/{}/leases/llm-access-agent",
+        cluster.own
+    );
+    let held_by = async || cluster.read(&path).await.unwrap()["spec"]["holderIdentity"].clone();
+    let holder = held_by().await;
+
+    // Stopped, the first gives the Lease back, and the second goes on.
+    let (code, _) = first.stop().await;
+    assert_eq!(code, Some(0));
+    done("with-the-second", &second).await;
+    assert!(leads(&second));
+    assert_ne!(held_by().await, holder);
+    world.check().await;
+
+    // Killed, the second cannot; it is waited out.
+    let third = Daemon::start(&config, &world.write("third.log", ""));
+    drop(second);
+    done("with-the-third", &third).await;
+    third.stop().await;
     world.check().await;
 }

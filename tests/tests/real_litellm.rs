@@ -2,8 +2,6 @@
 #![cfg(feature = "real")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
@@ -11,11 +9,10 @@ use llm_access_fixtures::litellm_conformance;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
 use llm_access_tests::real::{
-    Outage, RealStore, RealWorld, Time, Variant, command, eventually, program, told,
+    Daemon, Outage, RealStore, RealWorld, Time, Variant, command, eventually, told,
 };
 use reqwest::Method;
 use serde_json::{Value, json};
-use tokio::process::{Child, Command};
 
 /// A drain that waits out the rows of this proxy, which come within ten seconds.
 const SHORT: &str = "terminate: {drain: 12s, settle: 4s, allow_short_drain: true}\n";
@@ -209,7 +206,7 @@ async fn a_project_orders_uses_changes_and_ends_access() {
         ledger.prompt_tokens >= tokens,
         "{ledger:?}, of which {tokens} were answered"
     );
-    assert_eq!(world.usages(resource), ledger.amounts());
+    assert_eq!(world.usages(resource), ledger.amounts(false));
     for key in [&keys.0, &keys.1] {
         let (status, why) = world
             .gateway
@@ -330,7 +327,7 @@ async fn a_database_outage_delays_orders_and_spoils_none() {
         assert_eq!(world.waldur.order_state(order), "done");
     }
     assert_eq!(world.waldur.resource(ending).state, "Terminated");
-    assert_eq!(world.usages(ending), ledger.amounts());
+    assert_eq!(world.usages(ending), ledger.amounts(false));
     assert_eq!(
         number(
             &world
@@ -683,51 +680,6 @@ async fn the_simulators_questions_have_the_same_answers_here() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The program, running; what it logs goes into a file.
-struct Daemon {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Daemon {
-    fn start(config: &Path, log: &Path) -> Self {
-        let file = std::fs::File::create(log).unwrap();
-        let child = Command::new(program())
-            .arg("--config")
-            .arg(config)
-            .arg("run")
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().unwrap())
-            .stderr(file)
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        Self {
-            child,
-            log: log.to_owned(),
-        }
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
-    }
-
-    /// SIGTERM; the exit code and the log.
-    async fn stop(mut self) -> (Option<i32>, String) {
-        let pid = self.child.id().unwrap().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .await
-                .unwrap()
-                .success()
-        );
-        let status = self.child.wait().await.unwrap();
-        (status.code(), self.log())
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_serves_an_order_from_check_to_sigterm() {
     let world = RealWorld::start(
@@ -743,7 +695,7 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
         .unwrap()
         .port();
     let more = format!(
-        "{SHORT}intervals: {{orders: 1s, resources: 1s}}\nbackoff: {{initial: 1s, max: 2s}}\nhttp: {{listen: \"127.0.0.1:{port}\"}}\n"
+        "{SHORT}intervals: {{orders: 1s, resources: 1s, offering: 1s, usage: 1s}}\nbackoff: {{initial: 1s, max: 2s}}\nhttp: {{listen: \"127.0.0.1:{port}\"}}\n"
     );
     let config = world.write("agent.yml", &world.config_text(&more));
     let log = world.write("agent.log", "");
@@ -756,7 +708,7 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
     let said = one_off(&["check"]).await;
     assert!(said.contains("0 failed"), "{said}");
     let said = one_off(&["plan"]).await;
-    assert!(said.contains("nothing to do"), "{said}");
+    assert!(said.contains("create component kestrel-8b:input"), "{said}");
     let (order, resource) = world.waldur.order(
         world.offering,
         &world.project,
@@ -816,13 +768,32 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
             .await
             .unwrap();
     }
-    let said = one_off(&["plan"]).await;
-    assert!(said.contains("nothing to do: 1 resource"), "{said}");
+    eventually("a plan with nothing in it", async || {
+        let said = one_off(&["plan"]).await;
+        if said.contains("nothing to do: 1 resource") {
+            Ok(())
+        } else {
+            Err(said)
+        }
+    })
+    .await;
     let said = one_off(&["status"]).await;
     assert!(
         said.contains(&id[..8]) && shown.iter().all(|key| !said.contains(key)),
         "{said}"
     );
+
+    // What was used reaches Waldur while the resource lives.
+    let ledger = world.ledger_shows(resource, 2400).await;
+    eventually("the reported usage", async || {
+        let told = world.usages(resource);
+        if told == ledger.amounts(true) {
+            Ok(())
+        } else {
+            Err(format!("{told:?}: {}", daemon.log()))
+        }
+    })
+    .await;
 
     // Asked to stop in the middle of an order, it ends it first or leaves it to the next start.
     world.faults.add(
@@ -880,7 +851,7 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
     assert_eq!(code, Some(0));
     assert_eq!(
         world.usages(resource),
-        world.gateway.ledger(&id).await.amounts()
+        world.gateway.ledger(&id).await.amounts(true)
     );
     assert!(world.usages(resource)["input_tokens"] >= "2.4".parse().unwrap());
     world.check().await;
