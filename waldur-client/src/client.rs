@@ -3,8 +3,10 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use reqwest::header::{
     ACCEPT, AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, LOCATION, RETRY_AFTER,
@@ -73,6 +75,8 @@ struct Inner {
     /// Ends with `/api/`.
     base: Url,
     page_size: u32,
+    /// `Date` of the last answer, in seconds since 1970; 0 before the first.
+    server_date: AtomicI64,
 }
 
 impl fmt::Debug for Client {
@@ -138,8 +142,16 @@ impl Client {
                 auth: Authenticator::new(settings.auth),
                 base,
                 page_size: settings.page_size.max(1),
+                server_date: AtomicI64::new(0),
             }),
         })
+    }
+
+    /// The server's own time as its last answer had it. It files usage under its own now, whatever ours is.
+    #[must_use]
+    pub fn server_time(&self) -> Option<Timestamp> {
+        let seconds = self.inner.server_date.load(Ordering::Relaxed);
+        (seconds != 0).then(|| Timestamp::from_second(seconds).ok())?
     }
 
     pub(crate) fn page_size(&self) -> u32 {
@@ -264,6 +276,10 @@ impl Client {
 
         let status = response.status().as_u16();
         let headers = response.headers().clone();
+        if let Ok(date) = rfc2822::parse(header(&headers, DATE)) {
+            let seconds = date.timestamp().as_second();
+            self.inner.server_date.store(seconds, Ordering::Relaxed);
+        }
         let known: Vec<&SecretString> = request
             .secrets
             .iter()

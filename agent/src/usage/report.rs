@@ -21,6 +21,8 @@ use crate::plan::{Amounts, Decision, Filing, Lower, ModelTotals, daily_amounts, 
 const REFUSED_FOR: Duration = Duration::from_secs(3600);
 /// Most calls spent on finding which component of a batch Waldur refuses.
 const MOST_TRIES: usize = 40;
+/// Answers take seconds, and clocks drift by less.
+const CLOCKS_MAY_DIFFER: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 
 /// An offering, as far as usage is concerned.
 #[derive(Clone, Debug)]
@@ -132,7 +134,9 @@ impl Agent {
             return Ok(Outcome::Closed { why, unsent: changes });
         }
         let zone = TimeZone::get(&self.config.waldur.zone).unwrap_or(TimeZone::UTC);
-        let file = |dated| filing(month, self.clock.now(), &zone, dated, self.config.usage.month_guard);
+        // Waldur files under its own now, so that its clock decides and not ours.
+        let now = self.waldur_time();
+        let file = |dated| filing(month, now, &zone, dated, self.config.usage.month_guard);
         let mut how_filed = file(self.features.known(Feature::DatedUsage));
         if how_filed == Filing::Ask && !how.dry_run {
             let dated = self.usage_is_dated(id).await?;
@@ -177,6 +181,19 @@ impl Agent {
         metrics::counter!("llm_access_usage_reported_total").increment(1);
         tracing::info!(resource = %id.simple(), %month, components = sent.len(), "{} reported and read back: {}", if how.final_usage { "final usage" } else { "usage" }, shown_changes(&changes));
         Ok(Outcome::Sent(changes))
+    }
+
+    /// Waldur's time as of its last answer, which was just now.
+    fn waldur_time(&self) -> jiff::Timestamp {
+        const NAME: &str = "clocks-differ";
+        let ours = self.clock.now();
+        let theirs = self.waldur.server_time().unwrap_or(ours);
+        if theirs.duration_since(ours).abs() > CLOCKS_MAY_DIFFER {
+            self.conditions.raise(NAME, "", "the clocks of Waldur and of this machine differ by more than a minute; usage is filed by Waldur's and read by ours. Set both right");
+        } else {
+            self.conditions.clear(NAME, "");
+        }
+        theirs
     }
 
     /// What Waldur holds for a resource and month, by component.

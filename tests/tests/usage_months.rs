@@ -1,0 +1,333 @@
+//! Usage around a month's end: what belongs to a month is filed under it, or not at all.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use llm_access_agent::agent::Agent;
+use llm_access_agent::clock::Clock;
+use llm_access_agent::usage::pass::{Pass, PassReport};
+use llm_access_agent::usage::report::{How, Outcome};
+use llm_access_fixtures::faults::Peer;
+use llm_access_fixtures::litellm::Usage;
+use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::{PROFILES, World};
+use rust_decimal::Decimal;
+use uuid::Uuid;
+
+const DATED: [Profile; 2] = [Profile::V8_0, Profile::Late2026];
+
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+fn id(resource: Uuid) -> String {
+    resource.simple().to_string()
+}
+
+fn sold(world: &World, name: &str) -> Uuid {
+    world.waldur.add_resource(world.offering, &world.project, name, &["kestrel-8b"], &[("max_budget", "50")])
+}
+
+fn spent(world: &World, resource: Uuid, when: &str, spend: &str) {
+    let usage = Usage { prompt_tokens: 0, completion_tokens: 0, cached_tokens: 0, spend: spend.parse().unwrap() };
+    world.gateway.add_usage(Some(&id(resource)), &format!("hash-{}", id(resource)), "kestrel-8b", at(when), usage);
+}
+
+fn spend(world: &World, resource: Uuid, month: &str) -> String {
+    world.waldur.usages(resource, month).get("spend").map_or_else(|| "none".into(), ToString::to_string)
+}
+
+async fn pass(agent: &Agent) -> PassReport {
+    agent.usage_beat().await.unwrap()
+}
+
+fn sent(world: &World) -> usize {
+    world.writes(Some(Peer::Waldur)).iter().filter(|call| call.contains("set_usage")).count()
+}
+
+fn said(agent: &Agent, name: &str) -> String {
+    agent.conditions.all().into_iter().filter(|(n, ..)| *n == name).map(|(_, subject, condition)| format!("{subject} {}", condition.message)).collect()
+}
+
+#[tokio::test]
+async fn a_closed_month_is_never_filed_under_the_running_one() {
+    let world = World::new(Profile::Y2024).await;
+    world.set_time("2026-11-30T12:00:00Z");
+    let agent = world.agent().await;
+    let resource = sold(&world, "aurora");
+    spent(&world, resource, "2026-11-20T10:00:00Z", "4812.50");
+    pass(&agent).await;
+    world.set_time("2026-12-01T06:00:00Z");
+    spent(&world, resource, "2026-12-01T02:00:00Z", "3.20");
+    world.faults.reset_calls();
+    pass(&agent).await;
+    assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("4812.50".into(), "3.20".into()));
+    assert_eq!(sent(&world), 1);
+
+    // A late row: said, not sent, and the audit does not pass over it.
+    spent(&world, resource, "2026-11-30T23:59:00Z", "1.10");
+    world.faults.reset_calls();
+    for _ in 0..5 {
+        pass(&agent).await;
+        world.advance(Duration::from_secs(600));
+    }
+    assert_eq!(sent(&world), 0);
+    let late = said(&agent, "usage-unreported");
+    assert!(late.contains("late rows of 2026-11 are not sent") && late.contains(&id(resource)) && late.contains("spend +1.10 to 4813.60"), "{late}");
+    let audit = agent.audit("2026-11".parse().unwrap(), None).await.unwrap();
+    let row = audit.rows.iter().find(|row| row.kind == "spend").unwrap();
+    assert_eq!((row.waldur.unwrap().to_string(), row.daily.to_string(), row.unexplained), ("4812.50".into(), "4813.60".into(), true));
+    assert_eq!(audit.unexplained(), 1);
+    assert_eq!(spend(&world, resource, "2026-12"), "3.20");
+    // A new process comes to the same.
+    let fresh = world.agent().await;
+    pass(&fresh).await;
+    assert!(said(&fresh, "usage-unreported").contains("spend +1.10"));
+    // Once nothing can come of it any more, it is no longer repeated.
+    world.set_time("2026-12-05T06:00:00Z");
+    pass(&agent).await;
+    assert_eq!(said(&agent, "usage-unreported"), "");
+
+    // A server that dates usage takes it.
+    for profile in DATED {
+        let world = World::new(profile).await;
+        world.set_time("2026-11-30T12:00:00Z");
+        let agent = world.agent().await;
+        let resource = sold(&world, "aurora");
+        spent(&world, resource, "2026-11-20T10:00:00Z", "4812.50");
+        pass(&agent).await;
+        world.set_time("2026-12-01T06:00:00Z");
+        spent(&world, resource, "2026-12-01T02:00:00Z", "3.20");
+        spent(&world, resource, "2026-11-30T23:59:00Z", "1.10");
+        pass(&agent).await;
+        assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("4813.60".into(), "3.20".into()), "{profile:?}");
+        // After the late days nothing more is sent.
+        world.set_time("2026-12-04T00:00:01Z");
+        spent(&world, resource, "2026-11-30T23:59:00Z", "1.10");
+        pass(&agent).await;
+        assert_eq!(spend(&world, resource, "2026-11"), "4813.60");
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_was_down_over_the_boundary_catches_up_where_it_can() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        world.set_time("2026-12-31T20:00:00Z");
+        let resource = sold(&world, "aurora");
+        spent(&world, resource, "2026-12-31T10:00:00Z", "7.00");
+        pass(&world.agent().await).await;
+        // Down from here on.
+        spent(&world, resource, "2026-12-31T23:59:59.999Z", "2.00");
+        spent(&world, resource, "2027-01-01T00:00:00Z", "0.50");
+        world.set_time("2027-01-02T09:00:00Z");
+        let agent = world.agent().await;
+        pass(&agent).await;
+        let december = if profile == Profile::Y2024 { "7.00" } else { "9.00" };
+        assert_eq!((spend(&world, resource, "2026-12"), spend(&world, resource, "2027-01")), (december.into(), "0.50".into()), "{profile:?}");
+        assert_eq!(said(&agent, "usage-unreported").contains("spend +2.00 to 9.00"), profile == Profile::Y2024);
+    }
+}
+
+#[tokio::test]
+async fn a_leap_day_and_a_year_end_belong_where_they_are() {
+    for (before, edge, after, months) in [
+        ("2028-02-28T12:00:00Z", "2028-02-29T23:59:59.999Z", "2028-03-01T00:00:00Z", ("2028-02", "2028-03")),
+        ("2026-12-31T12:00:00Z", "2026-12-31T23:59:59.999Z", "2027-01-01T00:00:00Z", ("2026-12", "2027-01")),
+    ] {
+        let world = World::new(Profile::Late2026).await;
+        world.set_time(before);
+        let agent = world.agent().await;
+        let resource = sold(&world, "aurora");
+        spent(&world, resource, edge, "1.00");
+        spent(&world, resource, after, "2.00");
+        world.set_time(after);
+        world.advance(Duration::from_secs(3600));
+        pass(&agent).await;
+        assert_eq!((spend(&world, resource, months.0), spend(&world, resource, months.1)), ("1.00".into(), "2.00".into()), "{edge}");
+    }
+}
+
+#[tokio::test]
+async fn a_pass_over_which_the_month_ends_reports_nothing_more() {
+    // The calls of a clean pass, to end the month before each of them.
+    let prepared = async || {
+        let world = World::new(Profile::Y2024).await;
+        world.set_time("2026-11-30T23:30:00Z");
+        let agent = world.agent_with("usage: {month_guard: 0s}\n").await;
+        let resource = sold(&world, "aurora");
+        spent(&world, resource, "2026-11-30T10:00:00Z", "7.00");
+        pass(&agent).await;
+        spent(&world, resource, "2026-11-30T11:00:00Z", "3.00");
+        world.faults.reset_calls();
+        (world, agent, resource)
+    };
+    let (world, agent, _) = prepared().await;
+    pass(&agent).await;
+    let calls: Vec<String> = world.faults.calls().iter().map(|call| call.path.clone()).collect();
+    assert!(calls.len() > 6, "{calls:?}");
+    let writes_at = calls.iter().position(|path| path.contains("set_usage")).unwrap() + 1;
+    for k in 1..writes_at {
+        let (world, agent, resource) = prepared().await;
+        let (clock, sim) = (world.clock.clone(), world.sim_clock.clone());
+        let gateway = world.gateway.clone();
+        let key = id(resource);
+        world.faults.before_call(k, move || {
+            clock.set(at("2026-12-01T00:00:01Z"));
+            sim.set(at("2026-12-01T00:00:01Z"));
+            let usage = Usage { prompt_tokens: 0, completion_tokens: 0, cached_tokens: 0, spend: Decimal::ONE };
+            gateway.add_usage(Some(&key), "k", "kestrel-8b", at("2026-12-01T00:00:00.500Z"), usage);
+        });
+        pass(&agent).await;
+        assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("7.00".into(), "none".into()), "month's end before call {k}: {}", calls[k - 1]);
+        pass(&agent).await;
+        assert_eq!(spend(&world, resource, "2026-12"), "1.00");
+        assert_eq!(spend(&world, resource, "2026-11"), "7.00");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_sent_to_an_undated_server_near_a_month_end() {
+    let world = World::new(Profile::Y2024).await;
+    let agent = world.agent().await;
+    let resource = sold(&world, "aurora");
+    spent(&world, resource, "2026-11-20T10:00:00Z", "7.00");
+    world.set_time("2026-11-30T23:46:00Z");
+    let report = pass(&agent).await;
+    assert!(matches!(report.lines[0].outcome, Ok(Outcome::Waits(_))), "{:?}", report.lines);
+    assert!(said(&agent, "usage-waits").contains("a month's end is near"));
+    world.set_time("2026-12-01T00:05:00Z");
+    spent(&world, resource, "2026-12-01T00:01:00Z", "0.50");
+    pass(&agent).await;
+    assert_eq!(sent(&world), 0);
+    world.set_time("2026-12-01T00:16:00Z");
+    pass(&agent).await;
+    assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("none".into(), "0.50".into()));
+    // A dated one takes it, up to the last moment and from the first on.
+    let world = World::new(Profile::V8_0).await;
+    let agent = world.agent().await;
+    let resource = sold(&world, "aurora");
+    spent(&world, resource, "2026-11-20T10:00:00Z", "7.00");
+    world.set_time("2026-11-30T23:59:00Z");
+    pass(&agent).await;
+    assert_eq!(spend(&world, resource, "2026-11"), "7.00");
+    world.set_time("2026-12-01T00:00:05Z");
+    spent(&world, resource, "2026-12-01T00:00:01Z", "0.50");
+    spent(&world, resource, "2026-11-30T23:59:59Z", "1.00");
+    pass(&agent).await;
+    assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("8.00".into(), "0.50".into()));
+}
+
+macro_rules! zones {
+    ($($name:ident: $zone:literal, $month_end:literal;)+) => {$(
+        #[tokio::test]
+        async fn $name() {
+            every_month_is_right($zone, $month_end).await;
+        }
+    )+};
+}
+
+zones! {
+    a_waldur_in_athens_is_ahead: "Europe/Athens", "2026-11-30";
+    a_waldur_in_athens_is_ahead_after_its_clocks_changed: "Europe/Athens", "2026-10-31";
+    a_waldur_in_new_york_is_late: "America/New_York", "2026-11-30";
+    a_waldur_in_kiritimati_is_fourteen_hours_ahead: "Pacific/Kiritimati", "2026-03-31";
+}
+
+/// Passes around a month's end, with a call before each.
+async fn every_month_is_right(zone: &str, month_end: &str) {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        world.waldur.set_zone(TimeZone::get(zone).unwrap());
+        let start = at(&format!("{month_end}T00:00:00Z"));
+        let agent = Agent::new(world.parse(&world.config_text("").replace("waldur: {", &format!("waldur: {{zone: {zone}, "))), world.clock.clone()).await.unwrap();
+        world.set_time(&start.to_string());
+        let resource = sold(&world, "aurora");
+        let (mut old, mut new) = (Decimal::ZERO, Decimal::ZERO);
+        for step in 6..=40_i64 {
+            let now = start.checked_add(jiff::SignedDuration::from_mins(63 * step)).unwrap();
+            let call = now.checked_sub(jiff::SignedDuration::from_mins(1)).unwrap();
+            world.set_time(&now.to_string());
+            spent(&world, resource, &call.to_string(), "1.00");
+            if call.to_string().starts_with(month_end) { old += Decimal::ONE } else { new += Decimal::ONE }
+            pass(&agent).await;
+            let told = |month: &str| world.waldur.usages(resource, month).get("spend").copied().unwrap_or_default();
+            let next = start.checked_add(jiff::SignedDuration::from_hours(24)).unwrap();
+            assert!(told(&month_end[..7]) <= old && told(&next.to_string()[..7]) <= new, "{zone} {profile:?} at {now}");
+        }
+        let next = start.checked_add(jiff::SignedDuration::from_hours(24)).unwrap().to_string();
+        assert_eq!(spend(&world, resource, &next[..7]), format!("{new}.00"), "{zone} {profile:?}");
+        if profile != Profile::Y2024 {
+            assert_eq!(spend(&world, resource, &month_end[..7]), format!("{old}.00"), "{zone} {profile:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_files_nothing_under_a_wrong_month() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        world.set_time("2026-12-10T09:00:00Z");
+        let resource = sold(&world, "aurora");
+        spent(&world, resource, "2026-11-05T10:00:00Z", "50.00");
+        spent(&world, resource, "2026-12-05T10:00:00Z", "5.00");
+        // The agent's clock alone is a month behind, and then a month ahead.
+        for wrong in ["2026-11-10T09:00:00Z", "2027-01-10T09:00:00Z"] {
+            let lost = Agent::new(world.config(""), Clock::manual(at(wrong))).await.unwrap();
+            drop(lost.usage_beat().await);
+            assert!(!said(&lost, "clocks-differ").is_empty() || wrong.starts_with("2027"), "{profile:?} {wrong}");
+        }
+        let told = |month: &str| spend(&world, resource, month);
+        let november = if profile == Profile::Y2024 { "none" } else { "50.00" };
+        assert_eq!((told("2026-11"), told("2026-12"), told("2027-01")), (november.into(), "none".into(), "none".into()), "{profile:?}");
+        pass(&world.agent().await).await;
+        assert_eq!(spend(&world, resource, "2026-12"), "5.00", "{profile:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_month_whose_invoice_is_closed_is_said_once_and_not_tried_for_ever() {
+    let world = World::new(Profile::Late2026).await;
+    world.set_time("2026-12-01T06:00:00Z");
+    world.waldur.close_months_before(jiff::civil::date(2026, 12, 1));
+    let agent = world.agent().await;
+    let resource = sold(&world, "aurora");
+    spent(&world, resource, "2026-11-30T10:00:00Z", "1.00");
+    spent(&world, resource, "2026-12-01T02:00:00Z", "3.00");
+    for _ in 0..4 {
+        pass(&agent).await;
+        spent(&world, resource, "2026-11-30T11:00:00Z", "0.10");
+        world.advance(Duration::from_secs(600));
+    }
+    let tries = world.writes(Some(Peer::Waldur)).iter().filter(|call| call.contains("set_usage")).count();
+    assert_eq!(tries, 2, "one that is refused, one for December");
+    assert!(said(&agent, "usage-unreported").contains("+1.30 to 1.30"), "{}", said(&agent, "usage-unreported"));
+    assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("none".into(), "3.00".into()));
+}
+
+#[tokio::test]
+async fn months_are_filled_in_later_where_the_server_takes_them() {
+    let world = World::new(Profile::Late2026).await;
+    world.set_time("2026-12-20T06:00:00Z");
+    let agent = world.agent().await;
+    let resource = sold(&world, "aurora");
+    for (day, amount) in [("2026-10-30", "1.00"), ("2026-11-30", "2.00"), ("2026-12-02", "3.00")] {
+        spent(&world, resource, &format!("{day}T10:00:00Z"), amount);
+    }
+    let month = |text: &str| Some(vec![text.parse().unwrap()]);
+    let dry = agent.usage_pass(&Pass { how: How { dry_run: true, ..How::default() }, months: month("2026-11"), only: None }).await.unwrap();
+    assert!(matches!(&dry.lines[0].outcome, Ok(Outcome::Would(changes)) if changes[0].to_string() == "spend +2.00 to 2.00"), "{:?}", dry.lines);
+    assert_eq!(world.writes(None), Vec::<String>::new());
+    for _ in 0..2 {
+        let done = agent.usage_pass(&Pass { months: month("2026-11"), ..Pass::default() }).await.unwrap();
+        assert!(done.failures().next().is_none());
+    }
+    assert_eq!(sent(&world), 1);
+    assert_eq!(spend(&world, resource, "2026-11"), "2.00");
+    let closed = agent.usage_pass(&Pass { months: month("2026-10"), ..Pass::default() }).await.unwrap();
+    assert!(matches!(&closed.lines[0].outcome, Ok(Outcome::Closed { .. })), "{:?}", closed.lines);
+    pass(&agent).await;
+    assert_eq!((spend(&world, resource, "2026-10"), spend(&world, resource, "2026-12")), ("none".into(), "3.00".into()));
+}
