@@ -144,7 +144,7 @@ impl Agent {
         if !self.config.gateway.manage_models {
             return Ok(None);
         }
-        let key = self.config.gateway.model_key.as_ref().map(|key| key.read()).transpose();
+        let key = self.config.gateway.model_key.as_ref().map(crate::secret_file::SecretRef::read).transpose();
         key.map(Some).map_err(|error| Failure::Transient {
             peer: Peer::Gateway,
             message: format!("the key for the servers of models cannot be read: {error}"),

@@ -44,11 +44,15 @@ impl Checked {
 }
 
 async fn check_with(config: &Path, args: &[&str], input: &str) -> Checked {
+    run(config, &[&["check"], args].concat(), input).await
+}
+
+async fn run(config: &Path, args: &[&str], input: &str) -> Checked {
     let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
         command.env_remove(name);
     }
-    command.arg("--config").arg(config).arg("check").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.arg("--config").arg(config).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).await.unwrap();
     let output = tokio::time::timeout(Duration::from_secs(20), child.wait_with_output()).await.unwrap().unwrap();
@@ -117,6 +121,9 @@ async fn where_the_agent_registers_models_what_it_has_left_to_do_is_told() {
         "change model kestrel-8b at the gateway: output price 1 → 0.00000085; a running agent does it at its next pass",
         "an output token costs 1 at the gateway",
     ]);
+    let planned = run(&config, &["plan"], "").await;
+    assert_eq!(planned.lines, ["gateway:", "  change model kestrel-8b at the gateway: output price 1 → 0.00000085"]);
+    assert_eq!(planned.code, Some(0));
     assert_eq!(world.writes(None), Vec::<String>::new());
 }
 
