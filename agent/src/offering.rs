@@ -15,8 +15,8 @@ use crate::plan::{Finding, Notes, OfferingAction, OfferingPlan, Shop, plan_offer
 /// Looks and changes in one go; a price of zero alone may take three.
 const ROUNDS: usize = 8;
 
-/// For how many days after a month's end late usage of it is still reported.
-pub const LATE_DAYS: u32 = 3;
+/// While one of these holds, usage may still be owed to a component: none is removed or retired.
+const USAGE_OWED: [&str; 3] = ["usage-unread", "usage-withheld", "usage-refused"];
 
 /// Conditions of one offering that a pass raises and clears.
 const UNKEPT: &str = "offering-not-kept";
@@ -61,7 +61,8 @@ impl Agent {
 
     /// What a plan for an offering depends on.
     pub(crate) fn shop<'a>(&'a self, settings: &'a OfferingConfig, view: &'a View) -> Shop<'a> {
-        Shop { owner: &self.config.owner, settings, view, now: self.clock.now(), late_days: LATE_DAYS, stubborn: false }
+        let usage_owed = USAGE_OWED.iter().any(|name| self.conditions.holds(name));
+        Shop { owner: &self.config.owner, settings, view, now: self.clock.now(), late_days: self.config.usage.late_days, usage_owed, stubborn: false }
     }
 
     /// What is left to do at an offering that was just read.
@@ -185,16 +186,20 @@ impl Agent {
 
     fn note_findings(&self, offering: Uuid, findings: &[Finding]) {
         let mut still: BTreeSet<(&'static str, String)> = BTreeSet::new();
-        let mut raise = |name: &'static str, subject: String, message: String| {
-            self.conditions.raise(name, &subject, message);
-            still.insert((name, subject));
-        };
         let uuid = offering.simple();
         let (mut pending, mut retired) = (0, 0);
         for finding in findings {
             match finding {
-                Finding::NoSuchPlan(plan) => raise(NO_SUCH_PLAN, format!("{uuid} {plan}"), format!("offering {uuid}: {finding}")),
-                Finding::NotOurs { kind, .. } => raise(NOT_OURS, format!("{uuid} {kind}"), format!("offering {uuid}: {finding}")),
+                Finding::NoSuchPlan(plan) => {
+                    let subject = format!("{uuid} {plan}");
+                    self.conditions.raise(NO_SUCH_PLAN, &subject, format!("offering {uuid}: {finding}"));
+                    still.insert((NO_SUCH_PLAN, subject));
+                }
+                Finding::NotOurs { kind, .. } => {
+                    let subject = format!("{uuid} {kind}");
+                    self.conditions.raise(NOT_OURS, &subject, format!("offering {uuid}: {finding}"));
+                    still.insert((NOT_OURS, subject));
+                }
                 Finding::Pending { .. } => pending += 1,
                 Finding::Retired { .. } => retired += 1,
             }

@@ -222,7 +222,7 @@ async fn say_what_is_lost(agent: &Agent, offering: Uuid, kind: &str) -> Result<(
         if let Some(amount) = used.get(kind).filter(|amount| !amount.is_zero()) {
             lost.push(format!("{month}: {}", amount.normalize()));
         }
-        month = BillingMonth::of(month.start().checked_sub(jiff::SignedDuration::from_hours(24)).unwrap_or(jiff::Timestamp::MIN));
+        month = month.previous();
     }
     let lost = if lost.is_empty() { format!("none in the last {HISTORY} months") } else { lost.join(", ") };
     say(format_args!("  usage history in Waldur that a removal destroys (invoices stay): {lost}"))

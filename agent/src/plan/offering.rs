@@ -44,6 +44,8 @@ pub struct Shop<'a> {
     pub now: Timestamp,
     /// For how many days after a month its usage may still change.
     pub late_days: u32,
+    /// Whether usage could not be reported as a whole, so that no component may go.
+    pub usage_owed: bool,
     /// A price of zero was sent and not kept: lead up to it, whatever the plan says of its resources.
     pub stubborn: bool,
 }
@@ -355,7 +357,7 @@ fn may_be_removed(shop: &Shop<'_>, note: &Note) -> bool {
         None => note.by_hand,
     };
     let again = note.refused.is_none_or(|refused| refused.checked_add(TRY_AGAIN).is_ok_and(|due| due <= shop.now));
-    due && again
+    due && again && !shop.usage_owed
 }
 
 /// The plans whose prices are ours to keep, and the names of those that are not there.
