@@ -25,37 +25,39 @@ fn literal(text: &str) -> Option<&str> {
     text.strip_prefix('"')?.split('"').next()
 }
 
-/// The names of all conditions: given to `raise` as a literal or constant, or returned by what `raise` is given.
+/// Everything after each place where `pattern` stands in `file`, with what is before.
+fn places<'a>(file: &'a str, pattern: &str) -> Vec<(&'a str, &'a str)> {
+    file.match_indices(pattern).map(|(at, found)| file.split_at(at + found.len())).collect()
+}
+
+/// The names of all conditions: given to `raise` as a literal or as a constant, or returned by a function that `raise` is
+/// given: `condition`, `refused`, `unreachable`.
 fn conditions() -> BTreeSet<String> {
     let mut files = Vec::new();
     sources(&root().join("agent/src"), &mut files);
-    let constant = |name: &str| {
-        let declared = format!("const {name}: &str = ");
-        files.iter().find_map(|file| file.split_once(&declared).and_then(|(_, rest)| literal(rest)))
-    };
     let mut names = BTreeSet::new();
     for file in &files {
-        for (_, rest) in file.match_indices("conditions.raise(").map(|(at, found)| file.split_at(at + found.len())) {
+        for (before, rest) in places(file, "raise(") {
             let argument = rest.trim_start();
             if let Some(name) = literal(argument) {
                 names.insert(name.to_owned());
                 continue;
             }
-            let name = argument.split(',').next().unwrap();
-            if name.chars().all(|c| c.is_ascii_uppercase() || c == '_') {
-                // A constant is declared in the function or file that uses it.
-                let declared = format!("const {name}: &str = ");
-                let own = file.split_once(&declared).and_then(|(_, rest)| literal(rest));
-                names.insert(own.or_else(|| constant(name)).unwrap_or_else(|| panic!("where is {name}?")).to_owned());
+            let name: String = argument.chars().take_while(|c| c.is_ascii_uppercase() || *c == '_').collect();
+            if name.len() < 3 || !argument[name.len()..].starts_with(',') {
                 continue;
             }
-            // obstacle.condition(), peer.refused(): the literals of that function.
-            let method = name.rsplit('.').next().unwrap().trim_end_matches("()");
-            let declared = format!("fn {method}(");
-            let bodies = files.iter().filter_map(|file| file.split_once(&declared)).map(|(_, rest)| rest.split("\n    }\n").next().unwrap());
-            let found: BTreeSet<String> = bodies.flat_map(|body| body.split("=> ").skip(1).filter_map(literal)).filter(|name| name.contains('-')).map(ToOwned::to_owned).collect();
-            assert!(!found.is_empty(), "what does {name} give?");
-            names.extend(found);
+            // The nearest declaration before; else the one of the file, or of another.
+            let declared = format!("const {name}: &str = ");
+            let near = before.rsplit_once(&declared).or_else(|| file.split_once(&declared));
+            let any = near.or_else(|| files.iter().find_map(|file| file.split_once(&declared)));
+            names.insert(literal(any.unwrap_or_else(|| panic!("where is {name}?")).1).unwrap().to_owned());
+        }
+        for function in ["condition", "refused", "unreachable"] {
+            for (_, rest) in places(file, &format!("fn {function}(self) -> &'static str {{")).into_iter().chain(places(file, &format!("fn {function}(&self) -> &'static str {{"))) {
+                let body = rest.split("\n    }\n").next().unwrap();
+                names.extend(body.split("=> ").skip(1).filter_map(literal).map(ToOwned::to_owned));
+            }
         }
     }
     names
@@ -73,7 +75,10 @@ fn every_condition_has_its_row_with_a_cure() {
         documented.extend(cells[0].split('`').filter(|name| !name.trim_matches([' ', ',']).is_empty()).map(ToOwned::to_owned));
     }
     assert!(documented.len() > 15, "{documented:?}");
-    assert_eq!(conditions(), documented);
+    let used = conditions();
+    let missing: Vec<_> = used.difference(&documented).collect();
+    let unknown: Vec<_> = documented.difference(&used).collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "without a row: {missing:?}; no condition of the agent: {unknown:?}");
 }
 
 #[test]
