@@ -41,7 +41,10 @@ impl Agent {
             Ok(kept) => {
                 self.conditions.clear(UNREAD, "");
                 if !kept.done.is_empty() {
-                    tracing::info!(changes = kept.done.len(), "models registered at the gateway");
+                    tracing::info!(
+                        changes = kept.done.len(),
+                        "models registered at the gateway"
+                    );
                 }
                 self.note_differences(&kept.differences);
             }
@@ -61,11 +64,16 @@ impl Agent {
     /// A reading or the key file failed: then nothing is concluded. What a change itself meets is kept for the reading back.
     pub async fn keep_gateway(&self) -> Result<Registered, Failure> {
         let seen = self.look_at_deployments().await?;
-        let Some(view) = self.catalogue() else { return Ok(Registered::default()) };
+        let Some(view) = self.catalogue() else {
+            return Ok(Registered::default());
+        };
         let key = self.model_key()?;
         let registry = key.as_ref().map(|key| self.registry(key.as_ref()));
         let Some(registry) = registry else {
-            return Ok(Registered { differences: differences(None, &view, &seen), ..Registered::default() });
+            return Ok(Registered {
+                differences: differences(None, &view, &seen),
+                ..Registered::default()
+            });
         };
         let mut kept = Registered::default();
         let plan = self.without_resting(plan_registration(&registry, &view, &seen));
@@ -85,13 +93,22 @@ impl Agent {
                     let said = error.to_string();
                     let failure = Failure::from(error);
                     // Whoever does not answer is not asked for the next one.
-                    if matches!(failure, Failure::Transient { unreachable: true, .. } | Failure::Credential { .. }) {
+                    if matches!(
+                        failure,
+                        Failure::Transient {
+                            unreachable: true,
+                            ..
+                        } | Failure::Credential { .. }
+                    ) {
                         return Err(failure);
                     }
                     said
                 }
             };
-            self.memory().registrations.insert(action.id().to_owned(), (action.to_string(), self.clock.now(), said));
+            self.memory().registrations.insert(
+                action.id().to_owned(),
+                (action.to_string(), self.clock.now(), said),
+            );
             kept.done.push(action);
         }
         // What counts is what the gateway shows: a 500 may have worked, and a 200 may not have.
@@ -100,7 +117,8 @@ impl Agent {
         kept.done.retain(|action| {
             let kept = !kept.left.iter().any(|left| left.id() == action.id());
             if kept {
-                metrics::counter!("llm_access_actions_total", "action" => action.name()).increment(1);
+                metrics::counter!("llm_access_actions_total", "action" => action.name())
+                    .increment(1);
                 tracing::info!(action = action.name(), "{action}");
             }
             kept
@@ -116,11 +134,20 @@ impl Agent {
     /// A reading or the key file failed.
     pub async fn compare_gateway(&self) -> Result<Registered, Failure> {
         let seen = self.look_at_deployments().await?;
-        let Some(view) = self.catalogue() else { return Ok(Registered::default()) };
+        let Some(view) = self.catalogue() else {
+            return Ok(Registered::default());
+        };
         let key = self.model_key()?;
         let registry = key.as_ref().map(|key| self.registry(key.as_ref()));
-        let left = registry.as_ref().map(|registry| plan_registration(registry, &view, &seen)).unwrap_or_default();
-        Ok(Registered { left, differences: differences(registry.as_ref(), &view, &seen), ..Registered::default() })
+        let left = registry
+            .as_ref()
+            .map(|registry| plan_registration(registry, &view, &seen))
+            .unwrap_or_default();
+        Ok(Registered {
+            left,
+            differences: differences(registry.as_ref(), &view, &seen),
+            ..Registered::default()
+        })
     }
 
     /// The deployments of the gateway; which models of ours it serves is remembered before the catalogue is judged by it.
@@ -129,14 +156,22 @@ impl Agent {
         self.note_answer(Peer::Gateway);
         if self.config.gateway.manage_models {
             let registry = self.registry(None);
-            let ours: BTreeSet<String> = seen.iter().filter_map(|there| registry.model_of(there)).map(str::to_owned).collect();
+            let ours: BTreeSet<String> = seen
+                .iter()
+                .filter_map(|there| registry.model_of(there))
+                .map(str::to_owned)
+                .collect();
             self.remember_deployments(ours);
         }
         Ok(seen)
     }
 
     fn registry<'a>(&'a self, key: Option<&'a SecretString>) -> Registry<'a> {
-        Registry { owner: &self.config.owner, bases: &self.config.gateway.api_base, key }
+        Registry {
+            owner: &self.config.owner,
+            bases: &self.config.gateway.api_base,
+            key,
+        }
     }
 
     /// `None` where models are not ours to register; inside, the key for their servers, if they ask for one.
@@ -144,7 +179,13 @@ impl Agent {
         if !self.config.gateway.manage_models {
             return Ok(None);
         }
-        let key = self.config.gateway.model_key.as_ref().map(crate::secret_file::SecretRef::read).transpose();
+        let key = self
+            .config
+            .gateway
+            .model_key
+            .as_ref()
+            .map(crate::secret_file::SecretRef::read)
+            .transpose();
         key.map(Some).map_err(|error| Failure::Transient {
             peer: Peer::Gateway,
             message: format!("the key for the servers of models cannot be read: {error}"),
@@ -157,14 +198,23 @@ impl Agent {
     fn without_resting(&self, plan: Vec<Registration>) -> Vec<Registration> {
         let now = self.clock.now();
         let memory = self.memory();
-        let rests = |action: &Registration| memory.registrations.get(action.id()).is_some_and(|(what, at, _)| *what == action.to_string() && now < after(*at, TRY_AGAIN));
+        let rests = |action: &Registration| {
+            memory
+                .registrations
+                .get(action.id())
+                .is_some_and(|(what, at, _)| {
+                    *what == action.to_string() && now < after(*at, TRY_AGAIN)
+                })
+        };
         plan.into_iter().filter(|action| !rests(action)).collect()
     }
 
     async fn register(&self, action: &Registration) -> litellm_client::Result<()> {
         match action {
             Registration::Create(new) => self.gateway.create_deployment(new).await,
-            Registration::Update { id, patch, .. } => self.gateway.update_deployment(id, patch).await,
+            Registration::Update { id, patch, .. } => {
+                self.gateway.update_deployment(id, patch).await
+            }
             Registration::Delete { id, .. } => self.gateway.delete_deployment(id).await,
         }
     }
@@ -172,8 +222,19 @@ impl Agent {
     /// Says what is left, and forgets what was tried in vain and is not left any more.
     fn note_kept(&self, left: &[Registration]) {
         let mut memory = self.memory();
-        memory.registrations.retain(|id, (what, ..)| left.iter().any(|action| action.id() == id && action.to_string() == *what));
-        let lines: Vec<String> = left.iter().filter_map(|action| memory.registrations.get(action.id()).map(|(_, _, said)| format!("{action}: {said}"))).collect();
+        memory.registrations.retain(|id, (what, ..)| {
+            left.iter()
+                .any(|action| action.id() == id && action.to_string() == *what)
+        });
+        let lines: Vec<String> = left
+            .iter()
+            .filter_map(|action| {
+                memory
+                    .registrations
+                    .get(action.id())
+                    .map(|(_, _, said)| format!("{action}: {said}"))
+            })
+            .collect();
         drop(memory);
         if lines.is_empty() {
             self.conditions.clear(NOT_KEPT, "");
@@ -184,8 +245,13 @@ impl Agent {
 
     fn note_differences(&self, differences: &[Difference]) {
         for name in Difference::CONDITIONS {
-            let lines: Vec<String> = differences.iter().filter(|difference| difference.condition() == name).map(ToString::to_string).collect();
-            metrics::gauge!("llm_access_gateway_differences", "kind" => name).set(crate::orders::count(lines.len()));
+            let lines: Vec<String> = differences
+                .iter()
+                .filter(|difference| difference.condition() == name)
+                .map(ToString::to_string)
+                .collect();
+            metrics::gauge!("llm_access_gateway_differences", "kind" => name)
+                .set(crate::orders::count(lines.len()));
             if lines.is_empty() {
                 self.conditions.clear(name, "");
             } else {
@@ -196,9 +262,17 @@ impl Agent {
 }
 
 fn listed(lines: &[String]) -> String {
-    let mut text = lines.iter().take(MOST_LISTED).cloned().collect::<Vec<_>>().join("; ");
+    let mut text = lines
+        .iter()
+        .take(MOST_LISTED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join("; ");
     if lines.len() > MOST_LISTED {
-        text.push_str(&format!("; and {} more, see `check`", lines.len() - MOST_LISTED));
+        text.push_str(&format!(
+            "; and {} more, see `check`",
+            lines.len() - MOST_LISTED
+        ));
     }
     text
 }
