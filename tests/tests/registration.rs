@@ -191,13 +191,16 @@ async fn the_models_of_the_catalogue_are_served_at_its_prices() {
     world.check();
 }
 
+/// Whether a deployment is as it should be.
+type Seen = fn(&Deployment) -> bool;
+
 #[tokio::test]
 async fn what_changes_in_the_catalogue_changes_at_the_gateway_by_one_call() {
     let world = bare().await;
     let agent = managing(&world).await;
     agent.gateway_beat().await;
     let before = catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]);
-    let steps: [(&str, &str, fn(&Deployment) -> bool); 6] = [
+    let steps: [(&str, &str, Seen); 6] = [
         (
             "input_cost_per_token: 0.00000021",
             "input_cost_per_token: 3.3e-07",
