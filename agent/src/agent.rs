@@ -23,6 +23,9 @@ use crate::schedule::Schedule;
 use crate::secret_file::{SecretFile, SecretRef};
 use crate::secrets::{Directory, Kubernetes, Namespaces, SecretStore, StoreError};
 
+/// A peer that fails this often in a row, though it can be reached, is a condition of its own.
+const FAILURES: u32 = 5;
+
 /// The User-Agent of every call to a peer.
 pub const USER_AGENT: &str = concat!("llm-access-agent/", env!("CARGO_PKG_VERSION"));
 
@@ -382,7 +385,7 @@ impl Agent {
             public_url: &self.config.gateway.public_url,
             internal_url: &self.config.gateway.url,
             webui_url: self.config.webui.as_ref().map(|webui| &webui.url),
-            endpoints: self.features.worth_trying(Feature::Endpoints),
+            endpoints: self.features.known(Feature::Endpoints) != Some(false),
             custom_keys: self.features.worth_trying(Feature::CustomKeys),
             project_key: !self.memory().governed.get(&offering.uuid).copied().unwrap_or(false),
         }
@@ -412,6 +415,11 @@ impl Agent {
             Failure::Transient { peer, message, unreachable: true, .. } => {
                 self.gates.close(*peer);
                 self.conditions.raise(peer.unreachable(), "", message);
+            }
+            Failure::Transient { peer, message, .. } if self.gates.count_failure(*peer) >= FAILURES => {
+                if !self.conditions.holds(peer.failing()) {
+                    self.conditions.raise(peer.failing(), "", format!("{peer} can be reached, but {FAILURES} calls in a row failed, this one at last: {message}"));
+                }
             }
             _ => {}
         }
@@ -450,7 +458,7 @@ impl Agent {
     /// A peer answered: whatever was wrong with it is over.
     pub(crate) fn note_answer(&self, peer: Peer) {
         self.gates.open(peer);
-        self.conditions.clear_all(&[peer.unreachable(), peer.refused()], "");
+        self.conditions.clear_all(&[peer.unreachable(), peer.failing(), peer.refused()], "");
     }
 
     /// Asks every peer with a closed gate one cheap question. Returns those that stay closed.

@@ -79,6 +79,15 @@ impl Features {
         }
     }
 
+    /// Forgets a "no" that is old enough to be asked again; whether it did.
+    pub fn forget_old_no(&self, feature: Feature) -> bool {
+        let old = self.known(feature) == Some(false) && self.worth_trying(feature);
+        if old {
+            self.lock().remove(&feature);
+        }
+        old
+    }
+
     /// Keeps an answer. Returns whether it was news.
     pub fn learn(&self, feature: Feature, works: bool) -> bool {
         let before = self.lock().insert(feature, (works, self.clock.now()));

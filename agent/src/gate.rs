@@ -1,5 +1,6 @@
 //! A closed gate spares a peer that is down, or that refuses our credential, one failing call per order.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Mutex;
 
@@ -38,6 +39,16 @@ impl Peer {
         }
     }
 
+    /// The condition that says it answers, but one call after another in vain.
+    #[must_use]
+    pub fn failing(self) -> &'static str {
+        match self {
+            Self::Waldur => "waldur-failing",
+            Self::Gateway => "gateway-failing",
+            Self::Secrets => "secrets-failing",
+        }
+    }
+
     /// The condition that says it refuses our credential or that rights are missing.
     #[must_use]
     pub fn refused(self) -> &'static str {
@@ -55,13 +66,28 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Which peers are spared until a probe succeeds.
+/// Which peers are spared until a probe succeeds, and how often each failed in a row.
 #[derive(Debug, Default)]
-pub struct Gates(Mutex<Vec<Peer>>);
+pub struct Gates {
+    closed: Mutex<Vec<Peer>>,
+    failures: Mutex<HashMap<Peer, u32>>,
+}
 
 impl Gates {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Peer>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.closed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<Peer, u32>> {
+        self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Counts a failure; returns how many there were since the peer last did what was asked.
+    pub fn count_failure(&self, peer: Peer) -> u32 {
+        let mut failures = self.failures();
+        let count = failures.entry(peer).or_default();
+        *count = count.saturating_add(1);
+        *count
     }
 
     /// Spares a peer from now on.
@@ -74,6 +100,7 @@ impl Gates {
 
     /// Lets work through again.
     pub fn open(&self, peer: Peer) {
+        self.failures().remove(&peer);
         self.lock().retain(|p| *p != peer);
     }
 

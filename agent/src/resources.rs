@@ -89,6 +89,11 @@ impl Agent {
                 self.begin_repair(*offering, resource.clone());
             }
         }
+        // Whether the server has endpoints by now is asked with one resource, not with all of them at once.
+        let sample = world.resources.values().find(|(_, resource)| resource.state == ResourceState::Ok);
+        if let Some((offering, resource)) = sample.filter(|_| self.features.forget_old_no(Feature::Endpoints)) {
+            self.begin_repair(*offering, resource.clone());
+        }
         for (id, obstacle) in &drift.blocked {
             self.conditions.raise(obstacle.condition(), id.simple(), obstacle);
         }

@@ -31,7 +31,7 @@ fn places<'a>(file: &'a str, pattern: &str) -> Vec<(&'a str, &'a str)> {
 }
 
 /// The names of all conditions: given to `raise` as a literal or as a constant, or returned by a function that `raise` is
-/// given: `condition`, `refused`, `unreachable`.
+/// given: `condition`, `failing`, `refused`, `unreachable`.
 fn conditions() -> BTreeSet<String> {
     let mut files = Vec::new();
     sources(&root().join("agent/src"), &mut files);
@@ -53,7 +53,7 @@ fn conditions() -> BTreeSet<String> {
             let any = near.or_else(|| files.iter().find_map(|file| file.split_once(&declared)));
             names.insert(literal(any.unwrap_or_else(|| panic!("where is {name}?")).1).unwrap().to_owned());
         }
-        for function in ["condition", "refused", "unreachable"] {
+        for function in ["condition", "failing", "refused", "unreachable"] {
             for (_, rest) in places(file, &format!("fn {function}(self) -> &'static str {{")).into_iter().chain(places(file, &format!("fn {function}(&self) -> &'static str {{"))) {
                 let body = rest.split("\n    }\n").next().unwrap();
                 names.extend(body.split("=> ").skip(1).filter_map(literal).map(ToOwned::to_owned));

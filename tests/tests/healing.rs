@@ -495,3 +495,21 @@ async fn where_waldur_governs_keys_only_the_chat_key_is_made() {
         world.check();
     }
 }
+
+#[tokio::test]
+async fn a_peer_that_answers_in_vain_is_named_until_it_does_what_is_asked() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let broken = world.faults.add(Rule::new(Fault::status(503, r#"{"detail":"no workers"}"#)).peer(Peer::LiteLlm));
+    let (order, _) = world.order("aurora", &["kestrel-8b"]);
+    for _ in 0..8 {
+        world.beat(&agent).await;
+        world.advance(Duration::from_secs(700));
+    }
+    assert!(agent.conditions.holds("gateway-failing"), "{:?}", agent.conditions.all());
+    assert_eq!(world.waldur.order_state(order), "executing");
+    world.faults.remove(broken);
+    world.run_to_rest(&agent, 3).await;
+    assert!(!agent.conditions.holds("gateway-failing"));
+    world.check();
+}
