@@ -38,8 +38,7 @@ use crate::checker::hash;
 #[must_use]
 pub fn told(name: &str) -> String {
     let variable = format!("LLM_ACCESS_REAL_{name}");
-    std::env::var(&variable)
-        .unwrap_or_else(|_| panic!("{variable} is not set: run this suite by `make test-real`"))
+    std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run this suite by `make test-real`"))
 }
 
 /// An outage of something below the peers that all tests share; it ends with the test at the latest.
@@ -51,16 +50,8 @@ impl Outage {
     /// Of the `database` or the `apiserver`.
     pub async fn of(what: &'static str) -> Self {
         let outage = Self { what: Some(what) };
-        let output = Command::new(told("PEERS"))
-            .args([what, "stop"])
-            .output()
-            .await
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let output = Command::new(told("PEERS")).args([what, "stop"]).output().await.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         outage
     }
 
@@ -71,15 +62,8 @@ impl Outage {
 
     fn end(&mut self) {
         if let Some(what) = self.what.take() {
-            let output = std::process::Command::new(told("PEERS"))
-                .args([what, "start"])
-                .output()
-                .unwrap();
-            assert!(
-                output.status.success(),
-                "{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
+            let output = std::process::Command::new(told("PEERS")).args([what, "start"]).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         }
     }
 }
@@ -91,10 +75,7 @@ impl Drop for Outage {
 }
 
 /// A pause in real time, between two looks at a real peer.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "real peers follow no clock of ours"
-)]
+#[expect(clippy::disallowed_methods, reason = "real peers follow no clock of ours")]
 pub async fn pause() {
     tokio::time::sleep(Duration::from_millis(250)).await;
 }
@@ -112,10 +93,7 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Result<T, 
     panic!("{what} did not come about; last seen: {last}");
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "real peers follow no clock of ours"
-)]
+#[expect(clippy::disallowed_methods, reason = "real peers follow no clock of ours")]
 fn wall_clock() -> Timestamp {
     Timestamp::now()
 }
@@ -191,8 +169,7 @@ pub struct RealWorld {
 /// A number that no other world has, in this process or in another one.
 fn seed() -> u64 {
     static WORLDS: AtomicU64 = AtomicU64::new(0);
-    let nanos =
-        u64::try_from(wall_clock().as_nanosecond().unsigned_abs() % u128::from(u32::MAX)).unwrap();
+    let nanos = u64::try_from(wall_clock().as_nanosecond().unsigned_abs() % u128::from(u32::MAX)).unwrap();
     let world = WORLDS.fetch_add(1, Ordering::Relaxed);
     nanos << 24 | u64::from(std::process::id() % 0xffff) << 8 | world
 }
@@ -200,27 +177,17 @@ fn seed() -> u64 {
 impl RealWorld {
     /// A world on the machine's own time, or on a clock that is moved by hand.
     pub async fn start(profile: Profile, variant: Variant, store: RealStore, time: Time) -> Self {
-        rustls::crypto::aws_lc_rs::default_provider()
-            .install_default()
-            .ok();
+        rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
         let (seed, now, faults) = (seed(), wall_clock(), Faults::new());
         let (sim_clock, clock) = match time {
             Time::Real => (SimClock::real(), Clock::system()),
             Time::Manual => (SimClock::at(now), Clock::manual(now)),
         };
-        let options = Options {
-            profile,
-            clock: sim_clock.clone(),
-            faults: faults.clone(),
-            listen: None,
-        };
+        let options = Options { profile, clock: sim_clock.clone(), faults: faults.clone(), listen: None };
         let waldur = Waldur::start_seeded(options, seed).await;
         let gateway = Gateway::reach(variant, &faults).await;
         let offering = waldur.add_offering("Shared LLM access");
-        waldur.set_models(
-            offering,
-            &["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "all"],
-        );
+        waldur.set_models(offering, &["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "all"]);
         let project = waldur.add_project("Seabird Acoustics");
         let folder = tempfile::tempdir().unwrap();
         let cluster = match store {
@@ -228,25 +195,11 @@ impl RealWorld {
             RealStore::Kube => Some(Cluster::reach(seed, &folder, Some(&faults)).await),
             RealStore::KubeDirect => Some(Cluster::reach(seed, &folder, None).await),
         };
-        let world = Self {
-            sim_clock,
-            clock,
-            faults,
-            waldur,
-            gateway,
-            cluster,
-            offering,
-            project,
-            owner: format!("world-{seed:x}"),
-            time,
-            folder,
-        };
+        let world =
+            Self { sim_clock, clock, faults, waldur, gateway, cluster, offering, project, owner: format!("world-{seed:x}"), time, folder };
         world.write("waldur-token", &world.waldur.agent_token());
         world.write("gateway-key", &world.gateway.master);
-        world.write(
-            "catalogue.yml",
-            &crate::catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]),
-        );
+        world.write("catalogue.yml", &crate::catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]));
         world
     }
 
@@ -274,10 +227,7 @@ impl RealWorld {
     pub fn config_text_with(&self, limits: &str, more: &str) -> String {
         let folder = self.folder.path().display();
         let secrets = match &self.cluster {
-            None => format!(
-                "{{store: directory, path: {}}}",
-                self.secrets_folder().display()
-            ),
+            None => format!("{{store: directory, path: {}}}", self.secrets_folder().display()),
             Some(cluster) => format!(
                 "{{store: kubernetes, kubeconfig: {folder}/kubeconfig, context: agent, chat_namespace: {}, key_namespace: {}}}",
                 cluster.chat, cluster.keys
@@ -300,9 +250,7 @@ impl RealWorld {
     #[must_use]
     pub fn parse(&self, text: &str) -> Config {
         let path = self.write("config.yml", text);
-        config::load(Some(&path), &[])
-            .unwrap_or_else(|errors| panic!("{errors}\n{text}"))
-            .config
+        config::load(Some(&path), &[]).unwrap_or_else(|errors| panic!("{errors}\n{text}")).config
     }
 
     /// A fresh agent.
@@ -312,23 +260,14 @@ impl RealWorld {
 
     /// A fresh agent of this configuration.
     pub async fn agent_of(&self, text: &str) -> Agent {
-        Agent::new(self.parse(text), self.clock.clone())
-            .await
-            .unwrap()
+        Agent::new(self.parse(text), self.clock.clone()).await.unwrap()
     }
 
     /// A fresh agent in a process of its own.
     pub async fn process(&self) -> Process {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (config, clock) = (self.parse(&self.config_text("")), self.clock.clone());
-        let agent = runtime
-            .spawn(async move { Agent::new(config, clock).await.unwrap() })
-            .await
-            .unwrap();
+        let agent = runtime.spawn(async move { Agent::new(config, clock).await.unwrap() }).await.unwrap();
         Process { runtime, agent }
     }
 
@@ -365,12 +304,7 @@ impl RealWorld {
             }
             self.advance(Duration::from_secs(60)).await;
         }
-        panic!(
-            "still open: {:?}; waiting: {:?}; conditions: {:?}",
-            self.open_orders(),
-            agent.schedule.waiting(),
-            agent.conditions.all()
-        );
+        panic!("still open: {:?}; waiting: {:?}; conditions: {:?}", self.open_orders(), agent.schedule.waiting(), agent.conditions.all());
     }
 
     /// Orders that wait for the provider.
@@ -385,23 +319,10 @@ impl RealWorld {
     }
 
     /// Orders and sees it through.
-    pub async fn sold(
-        &self,
-        agent: &Agent,
-        name: &str,
-        models: &[&str],
-        limits: &[(&str, &str)],
-    ) -> Uuid {
-        let (order, resource) =
-            self.waldur
-                .order(self.offering, &self.project, name, models, limits);
+    pub async fn sold(&self, agent: &Agent, name: &str, models: &[&str], limits: &[(&str, &str)]) -> Uuid {
+        let (order, resource) = self.waldur.order(self.offering, &self.project, name, models, limits);
         self.run_to_rest(agent).await;
-        assert_eq!(
-            self.waldur.order_state(order),
-            "done",
-            "{:?}",
-            agent.conditions.all()
-        );
+        assert_eq!(self.waldur.order_state(order), "done", "{:?}", agent.conditions.all());
         resource
     }
 
@@ -417,35 +338,17 @@ impl RealWorld {
     /// The key in a Secret of a resource.
     pub async fn key(&self, resource: Uuid, slot: &str) -> String {
         let secrets = self.secrets(resource).await;
-        let data = secrets.get(slot).unwrap_or_else(|| {
-            panic!(
-                "no {slot} Secret for {}; there are {:?}",
-                resource.simple(),
-                secrets.keys()
-            )
-        });
+        let data =
+            secrets.get(slot).unwrap_or_else(|| panic!("no {slot} Secret for {}; there are {:?}", resource.simple(), secrets.keys()));
         key_in(data).unwrap()
     }
 
     /// A chat as somebody does it who was handed this Secret and nothing else.
-    pub async fn chat(
-        &self,
-        resource: Uuid,
-        slot: &str,
-        model: &str,
-        prompt: &str,
-    ) -> Result<Value, (u16, String)> {
+    pub async fn chat(&self, resource: Uuid, slot: &str, model: &str, prompt: &str) -> Result<Value, (u16, String)> {
         let secrets = self.secrets(resource).await;
-        let data = secrets
-            .get(slot)
-            .unwrap_or_else(|| panic!("no {slot} Secret for {}", resource.simple()));
-        let base = data
-            .get("OPENAI_BASE_URL")
-            .or_else(|| data.get("OPENAI_API_BASE_URLS"))
-            .unwrap();
-        self.gateway
-            .chat(base, &key_in(data).unwrap(), model, prompt)
-            .await
+        let data = secrets.get(slot).unwrap_or_else(|| panic!("no {slot} Secret for {}", resource.simple()));
+        let base = data.get("OPENAI_BASE_URL").or_else(|| data.get("OPENAI_API_BASE_URLS")).unwrap();
+        self.gateway.chat(base, &key_in(data).unwrap(), model, prompt).await
     }
 
     /// What Waldur was told about a resource, over this month and the one before, in case one just began.
@@ -453,9 +356,7 @@ impl RealWorld {
     pub fn usages(&self, resource: Uuid) -> BTreeMap<String, Decimal> {
         let mut sums = BTreeMap::new();
         let now = self.sim_clock.now();
-        let months: BTreeSet<String> = [now, now - SignedDuration::from_hours(1)]
-            .map(|at| at.strftime("%Y-%m").to_string())
-            .into();
+        let months: BTreeSet<String> = [now, now - SignedDuration::from_hours(1)].map(|at| at.strftime("%Y-%m").to_string()).into();
         for month in months {
             for (kind, value) in self.waldur.usages(resource, &month) {
                 *sums.entry(kind).or_insert(Decimal::ZERO) += value;
@@ -469,11 +370,7 @@ impl RealWorld {
         let id = resource.simple().to_string();
         eventually("the rows of all calls", async || {
             let ledger = self.gateway.ledger(&id).await;
-            if ledger.prompt_tokens >= prompt_tokens {
-                Ok(ledger)
-            } else {
-                Err(format!("{ledger:?}, expected {prompt_tokens}"))
-            }
+            if ledger.prompt_tokens >= prompt_tokens { Ok(ledger) } else { Err(format!("{ledger:?}, expected {prompt_tokens}")) }
         })
         .await
     }
@@ -494,11 +391,7 @@ impl RealWorld {
     /// All invariants of a world at rest.
     pub async fn check(&self) {
         let problems = self.problems().await;
-        assert!(
-            problems.is_empty(),
-            "the world is not as it must be:\n{}",
-            problems.join("\n")
-        );
+        assert!(problems.is_empty(), "the world is not as it must be:\n{}", problems.join("\n"));
     }
 
     async fn problems(&self) -> Vec<String> {
@@ -529,57 +422,34 @@ impl RealWorld {
                 continue;
             };
             if resource.backend_id != id {
-                problems.push(format!(
-                    "{name} has the backend_id {:?}",
-                    resource.backend_id
-                ));
+                problems.push(format!("{name} has the backend_id {:?}", resource.backend_id));
             }
-            if team["metadata"]["owner"] != self.owner.as_str() || team["budget_duration"] != "1mo"
-            {
+            if team["metadata"]["owner"] != self.owner.as_str() || team["budget_duration"] != "1mo" {
                 problems.push(format!("{name} has the team {team}"));
             }
-            let models: Vec<&str> = team["models"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_str)
-                .collect();
+            let models: Vec<&str> = team["models"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             if models.is_empty() {
                 problems.push(format!("{name}: an empty model list allows every model"));
             }
-            let stored: BTreeMap<&String, String> = secrets
-                .iter()
-                .filter_map(|(slot, data)| Some((slot, key_in(data)?)))
-                .collect();
+            let stored: BTreeMap<&String, String> = secrets.iter().filter_map(|(slot, data)| Some((slot, key_in(data)?))).collect();
             secret_values.extend(stored.values().cloned());
             let hashes: BTreeSet<String> = stored.values().map(|key| hash(key)).collect();
-            let live: BTreeSet<String> = keys
-                .iter()
-                .filter_map(|key| key["token"].as_str().map(str::to_owned))
-                .collect();
+            let live: BTreeSet<String> = keys.iter().filter_map(|key| key["token"].as_str().map(str::to_owned)).collect();
             if stored.keys().map(|slot| slot.as_str()).collect::<Vec<_>>() != ["chat", "project"]
                 || keys.len() != 2
                 || hashes.len() != 2
                 || hashes != live
             {
-                problems.push(format!(
-                    "{name}: Secrets {:?} hold {hashes:?}, the gateway {live:?}",
-                    stored.keys()
-                ));
+                problems.push(format!("{name}: Secrets {:?} hold {hashes:?}, the gateway {live:?}", stored.keys()));
             }
             if team["blocked"] != true && models != ["no-default-models"] {
                 for (slot, key) in &stored {
                     let mut callable = self.gateway.models_of(key).await;
-                    let mut expected = models
-                        .iter()
-                        .map(|model| (*model).to_owned())
-                        .collect::<Vec<_>>();
+                    let mut expected = models.iter().map(|model| (*model).to_owned()).collect::<Vec<_>>();
                     callable.sort();
                     expected.sort();
                     if callable != expected {
-                        problems.push(format!(
-                            "{name}: the {slot} key may call {callable:?}, not {models:?}"
-                        ));
+                        problems.push(format!("{name}: the {slot} key may call {callable:?}, not {models:?}"));
                     }
                 }
             }
@@ -588,52 +458,27 @@ impl RealWorld {
             let newest = shown
                 .iter()
                 .filter(|key| key.state == "OK")
-                .max_by_key(|key| {
-                    key.client_id
-                        .rsplit('-')
-                        .next()
-                        .and_then(|n| n.parse::<u32>().ok())
-                });
-            if !shown.is_empty() && newest.map(|key| &key.key) != stored.get(&"project".to_owned())
-            {
+                .max_by_key(|key| key.client_id.rsplit('-').next().and_then(|n| n.parse::<u32>().ok()));
+            if !shown.is_empty() && newest.map(|key| &key.key) != stored.get(&"project".to_owned()) {
                 problems.push(format!(
                     "{name}: Waldur shows keys {:?}",
-                    shown
-                        .iter()
-                        .map(|key| (&key.client_id, &key.state))
-                        .collect::<Vec<_>>()
+                    shown.iter().map(|key| (&key.client_id, &key.state)).collect::<Vec<_>>()
                 ));
             }
             if resource.endpoints.is_empty() && resource.report.is_empty() {
-                problems.push(format!(
-                    "{name}: the customer sees neither endpoints nor a report"
-                ));
+                problems.push(format!("{name}: the customer sees neither endpoints nor a report"));
             }
         }
-        for team in teams
-            .iter()
-            .filter(|team| team["metadata"]["owner"] == self.owner.as_str())
-        {
-            if !team["team_id"]
-                .as_str()
-                .is_some_and(|id| known.contains(id))
-            {
+        for team in teams.iter().filter(|team| team["metadata"]["owner"] == self.owner.as_str()) {
+            if !team["team_id"].as_str().is_some_and(|id| known.contains(id)) {
                 problems.push(format!("team {} belongs to no resource", team["team_id"]));
             }
         }
         for call in self.faults.calls() {
-            let body_may = call.peer == Peer::Kube
-                || call.path.contains("/key/generate")
-                || call.path.contains("report_created");
-            if secret_values.iter().any(|secret| {
-                call.path.contains(secret.as_str())
-                    || (!body_may && call.body.contains(secret.as_str()))
-            }) {
-                problems.push(format!(
-                    "a secret leaked into {} {}",
-                    call.method,
-                    call.path.split('?').next().unwrap_or_default()
-                ));
+            let body_may = call.peer == Peer::Kube || call.path.contains("/key/generate") || call.path.contains("report_created");
+            if secret_values.iter().any(|secret| call.path.contains(secret.as_str()) || (!body_may && call.body.contains(secret.as_str())))
+            {
+                problems.push(format!("a secret leaked into {} {}", call.method, call.path.split('?').next().unwrap_or_default()));
             }
         }
         problems
@@ -641,9 +486,7 @@ impl RealWorld {
 }
 
 fn key_in(data: &BTreeMap<String, String>) -> Option<String> {
-    data.get("OPENAI_API_KEY")
-        .or_else(|| data.get("OPENAI_API_KEYS"))
-        .cloned()
+    data.get("OPENAI_API_KEY").or_else(|| data.get("OPENAI_API_KEYS")).cloned()
 }
 
 /// A fresh agent with a runtime of its own, which goes with all its tasks and sockets when the process is killed.
@@ -694,11 +537,7 @@ impl Process {
             }
             world.advance(Duration::from_secs(60)).await;
         }
-        panic!(
-            "still open: {:?}; waiting: {:?}",
-            world.open_orders(),
-            self.agent.schedule.waiting()
-        );
+        panic!("still open: {:?}; waiting: {:?}", world.open_orders(), self.agent.schedule.waiting());
     }
 }
 
@@ -719,9 +558,7 @@ struct Target {
 }
 
 async fn relay(base: Url, client: reqwest::Client, peer: Peer, faults: &Faults) -> Running {
-    let router = axum::Router::new()
-        .fallback(forward)
-        .with_state(Target { base, client });
+    let router = axum::Router::new().fallback(forward).with_state(Target { base, client });
     serve(router, peer, faults.clone(), None).await.unwrap()
 }
 
@@ -736,13 +573,7 @@ async fn forward(State(target): State<Target>, request: Request) -> Response {
         headers.remove(name);
     }
     let answer = async {
-        let answer = target
-            .client
-            .request(parts.method, url)
-            .headers(headers)
-            .body(body)
-            .send()
-            .await?;
+        let answer = target.client.request(parts.method, url).headers(headers).body(body).send().await?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         Ok::<_, reqwest::Error>((status, headers, answer.bytes().await?))
     };
@@ -757,8 +588,7 @@ async fn forward(State(target): State<Target>, request: Request) -> Response {
             response
         }
         Err(error) => {
-            let mut response =
-                Response::new(Body::from(format!("the relay got no answer: {error}")));
+            let mut response = Response::new(Body::from(format!("the relay got no answer: {error}")));
             *response.status_mut() = reqwest::StatusCode::BAD_GATEWAY;
             response
         }
@@ -793,18 +623,11 @@ impl Ledger {
     /// decimals; zeros need not be sent. The offering's loop adds components per model, which hold the same by model.
     #[must_use]
     pub fn amounts(&self, per_model: bool) -> BTreeMap<String, Decimal> {
-        let rounded = |value: Decimal| {
-            value
-                .round_dp_with_strategy(2, RoundingStrategy::MidpointAwayFromZero)
-                .normalize()
-        };
+        let rounded = |value: Decimal| value.round_dp_with_strategy(2, RoundingStrategy::MidpointAwayFromZero).normalize();
         let thousands = |tokens: i64| rounded(Decimal::new(tokens, 3));
         let mut amounts = vec![
             ("input_tokens".to_owned(), thousands(self.prompt_tokens)),
-            (
-                "output_tokens".to_owned(),
-                thousands(self.completion_tokens),
-            ),
+            ("output_tokens".to_owned(), thousands(self.completion_tokens)),
             ("spend".to_owned(), rounded(self.spend)),
         ];
         if per_model {
@@ -813,166 +636,75 @@ impl Ledger {
                 amounts.push((format!("{model}:output"), thousands(*completion)));
             }
         }
-        amounts
-            .into_iter()
-            .filter(|(_, value)| !value.is_zero())
-            .collect()
+        amounts.into_iter().filter(|(_, value)| !value.is_zero()).collect()
     }
 }
 
 impl Gateway {
     async fn reach(variant: Variant, faults: &Faults) -> Self {
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .timeout(Duration::from_secs(60))
-            .build()
-            .unwrap();
+        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build().unwrap();
         let url = variant.url();
         let relay = relay(url.clone(), http.clone(), Peer::LiteLlm, faults).await;
-        Self {
-            url,
-            master: told("LITELLM_MASTER_KEY"),
-            relay,
-            http,
-        }
+        Self { url, master: told("LITELLM_MASTER_KEY"), relay, http }
     }
 
     /// A call as somebody; the status and the body.
-    pub async fn ask(
-        &self,
-        method: Method,
-        url: &str,
-        key: &str,
-        body: Option<Value>,
-    ) -> (u16, Value) {
+    pub async fn ask(&self, method: Method, url: &str, key: &str, body: Option<Value>) -> (u16, Value) {
         let mut request = self.http.request(method, url).bearer_auth(key);
         if let Some(body) = body {
-            request = request
-                .header("content-type", "application/json")
-                .body(body.to_string());
+            request = request.header("content-type", "application/json").body(body.to_string());
         }
         let answer = request.send().await.unwrap();
         let status = answer.status().as_u16();
         let text = answer.text().await.unwrap();
-        (
-            status,
-            serde_json::from_str(&text).unwrap_or(Value::String(text)),
-        )
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
     /// A read as its administrator.
     pub async fn read(&self, path: &str) -> Value {
-        let (status, body) = self
-            .ask(
-                Method::GET,
-                self.url.join(path).unwrap().as_str(),
-                &self.master,
-                None,
-            )
-            .await;
+        let (status, body) = self.ask(Method::GET, self.url.join(path).unwrap().as_str(), &self.master, None).await;
         assert_eq!(status, 200, "GET {path}: {body}");
         body
     }
 
     /// A write as its administrator.
     pub async fn write(&self, path: &str, body: Value) -> Value {
-        let (status, answer) = self
-            .ask(
-                Method::POST,
-                self.url.join(path).unwrap().as_str(),
-                &self.master,
-                Some(body),
-            )
-            .await;
+        let (status, answer) = self.ask(Method::POST, self.url.join(path).unwrap().as_str(), &self.master, Some(body)).await;
         assert_eq!(status, 200, "POST {path}: {answer}");
         answer
     }
 
     /// A chat; the refusal's status, with its type and message.
-    pub async fn chat(
-        &self,
-        base: &str,
-        key: &str,
-        model: &str,
-        prompt: &str,
-    ) -> Result<Value, (u16, String)> {
+    pub async fn chat(&self, base: &str, key: &str, model: &str, prompt: &str) -> Result<Value, (u16, String)> {
         let body = json!({"model": model, "messages": [{"role": "user", "content": prompt}]});
-        let (status, answer) = self
-            .ask(
-                Method::POST,
-                &format!("{base}/chat/completions"),
-                key,
-                Some(body),
-            )
-            .await;
+        let (status, answer) = self.ask(Method::POST, &format!("{base}/chat/completions"), key, Some(body)).await;
         if status == 200 {
             return Ok(answer);
         }
         let error = &answer["error"];
-        Err((
-            status,
-            format!(
-                "{} {}",
-                error["type"].as_str().unwrap_or_default(),
-                error["message"].as_str().unwrap_or_default()
-            ),
-        ))
+        Err((status, format!("{} {}", error["type"].as_str().unwrap_or_default(), error["message"].as_str().unwrap_or_default())))
     }
 
     /// An embedding of a text; the refusal's status.
-    pub async fn embed(
-        &self,
-        base: &str,
-        key: &str,
-        model: &str,
-        text: &str,
-    ) -> Result<Value, u16> {
-        let (status, answer) = self
-            .ask(
-                Method::POST,
-                &format!("{base}/embeddings"),
-                key,
-                Some(json!({"model": model, "input": text})),
-            )
-            .await;
-        if status == 200 {
-            Ok(answer)
-        } else {
-            Err(status)
-        }
+    pub async fn embed(&self, base: &str, key: &str, model: &str, text: &str) -> Result<Value, u16> {
+        let (status, answer) =
+            self.ask(Method::POST, &format!("{base}/embeddings"), key, Some(json!({"model": model, "input": text}))).await;
+        if status == 200 { Ok(answer) } else { Err(status) }
     }
 
     /// The models a key may call.
     pub async fn models_of(&self, key: &str) -> Vec<String> {
-        let (_, answer) = self
-            .ask(
-                Method::GET,
-                self.url.join("v1/models").unwrap().as_str(),
-                key,
-                None,
-            )
-            .await;
-        answer["data"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|model| model["id"].as_str().map(str::to_owned))
-            .collect()
+        let (_, answer) = self.ask(Method::GET, self.url.join("v1/models").unwrap().as_str(), key, None).await;
+        answer["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect()
     }
 
     /// Every team.
     pub async fn teams(&self) -> Vec<Value> {
         let mut teams = Vec::new();
         for page in 1.. {
-            let answer = self
-                .read(&format!(
-                    "v2/team/list?page={page}&page_size=100&sort_by=team_id"
-                ))
-                .await;
+            let answer = self.read(&format!("v2/team/list?page={page}&page_size=100&sort_by=team_id")).await;
             let rows = answer["teams"].as_array().unwrap().clone();
-            let last = answer["total_pages"]
-                .as_u64()
-                .is_none_or(|pages| page >= pages);
+            let last = answer["total_pages"].as_u64().is_none_or(|pages| page >= pages);
             teams.extend(rows);
             if last {
                 break;
@@ -984,44 +716,20 @@ impl Gateway {
     /// One team.
     pub async fn team(&self, id: &str) -> Option<Value> {
         let answer = self.read(&format!("v2/team/list?team_id={id}")).await;
-        answer["teams"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|team| team["team_id"] == id)
-            .cloned()
+        answer["teams"].as_array().unwrap().iter().find(|team| team["team_id"] == id).cloned()
     }
 
     /// The live keys of a team.
     pub async fn keys(&self, team: &str) -> Vec<Value> {
-        let answer = self
-            .read(&format!(
-                "key/list?team_id={team}&return_full_object=true&size=100"
-            ))
-            .await;
-        answer["keys"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|key| key["team_id"] == team)
-            .cloned()
-            .collect()
+        let answer = self.read(&format!("key/list?team_id={team}&return_full_object=true&size=100")).await;
+        answer["keys"].as_array().unwrap().iter().filter(|key| key["team_id"] == team).cloned().collect()
     }
 
     /// What the daily rows of the last days say about a team.
     pub async fn ledger(&self, team: &str) -> Ledger {
-        let day = |hours: i64| {
-            (wall_clock() + SignedDuration::from_hours(hours))
-                .strftime("%Y-%m-%d")
-                .to_string()
-        };
-        let answer = self
-            .read(&format!(
-                "team/daily/activity?team_ids={team}&start_date={}&end_date={}&page_size=1000",
-                day(-48),
-                day(24)
-            ))
-            .await;
+        let day = |hours: i64| (wall_clock() + SignedDuration::from_hours(hours)).strftime("%Y-%m-%d").to_string();
+        let answer =
+            self.read(&format!("team/daily/activity?team_ids={team}&start_date={}&end_date={}&page_size=1000", day(-48), day(24))).await;
         assert_eq!(answer["metadata"]["has_more"], false, "{answer}");
         let mut ledger = Ledger::default();
         for row in answer["results"].as_array().unwrap() {
@@ -1029,9 +737,7 @@ impl Gateway {
             ledger.prompt_tokens += metrics["prompt_tokens"].as_i64().unwrap();
             ledger.completion_tokens += metrics["completion_tokens"].as_i64().unwrap();
             let spend = metrics["spend"].to_string();
-            ledger.spend += Decimal::from_scientific(&spend)
-                .or_else(|_| spend.parse())
-                .unwrap();
+            ledger.spend += Decimal::from_scientific(&spend).or_else(|_| spend.parse()).unwrap();
             for (model, part) in row["breakdown"]["model_groups"].as_object().unwrap() {
                 let sums = ledger.models.entry(model.clone()).or_default();
                 sums.0 += part["metrics"]["prompt_tokens"].as_i64().unwrap();
@@ -1060,9 +766,7 @@ pub const VERBS: [&str; 4] = ["list", "create", "patch", "delete"];
 
 /// One of the deployed manifests of rights.
 fn manifest(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../deploy/manifests")
-        .join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests").join(name);
     fs::read_to_string(path).unwrap()
 }
 
@@ -1070,12 +774,7 @@ impl Cluster {
     async fn reach(seed: u64, folder: &TempDir, faults: Option<&Faults>) -> Self {
         let authority = fs::read(told("KUBE_CA_FILE")).unwrap();
         let certificate = reqwest::Certificate::from_pem(&authority).unwrap();
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .tls_certs_only([certificate])
-            .timeout(Duration::from_secs(30))
-            .build()
-            .unwrap();
+        let http = reqwest::Client::builder().no_proxy().tls_certs_only([certificate]).timeout(Duration::from_secs(30)).build().unwrap();
         let url: Url = told("KUBE_URL").parse().unwrap();
         let relay = match faults {
             Some(faults) => Some(relay(url.clone(), http.clone(), Peer::Kube, faults).await),
@@ -1094,42 +793,21 @@ impl Cluster {
             cluster.write(Method::POST, "api/v1/namespaces", body).await;
         }
         // The rights as they are deployed, in the namespaces of this world and for the account that its agents have.
-        let rights = format!(
-            "{}---\n{}",
-            manifest("role-secrets.yaml"),
-            manifest("role-lease.yaml")
-        )
-        .replace(
-            "    name: llm-access-agent\n    namespace: llm-access\n",
-            "    name: agent\n    namespace: the-agents\n",
-        )
-        .replace(
-            "  namespace: llm-keys\n",
-            &format!("  namespace: {}\n", cluster.keys),
-        )
-        .replace(
-            "  namespace: open-webui\n",
-            &format!("  namespace: {}\n", cluster.chat),
-        )
-        .replace(
-            "  namespace: llm-access\n",
-            &format!("  namespace: {}\n", cluster.own),
-        )
-        .replace("    namespace: the-agents\n", "    namespace: llm-access\n");
+        let rights = format!("{}---\n{}", manifest("role-secrets.yaml"), manifest("role-lease.yaml"))
+            .replace("    name: llm-access-agent\n    namespace: llm-access\n", "    name: agent\n    namespace: the-agents\n")
+            .replace("  namespace: llm-keys\n", &format!("  namespace: {}\n", cluster.keys))
+            .replace("  namespace: open-webui\n", &format!("  namespace: {}\n", cluster.chat))
+            .replace("  namespace: llm-access\n", &format!("  namespace: {}\n", cluster.own))
+            .replace("    namespace: the-agents\n", "    namespace: llm-access\n");
         let file = folder.path().join("rights.yml");
         fs::write(&file, rights).unwrap();
-        cluster
-            .kubectl(&["apply", "-f", file.to_str().unwrap()], "")
-            .await;
+        cluster.kubectl(&["apply", "-f", file.to_str().unwrap()], "").await;
         for namespace in [&cluster.chat, &cluster.keys] {
             cluster.await_rights(namespace, &VERBS).await;
         }
         let (server, trust) = match &cluster.relay {
             Some(relay) => (relay.url.to_string(), String::new()),
-            None => (
-                cluster.url.to_string(),
-                format!(", certificate-authority: {}", told("KUBE_CA_FILE")),
-            ),
+            None => (cluster.url.to_string(), format!(", certificate-authority: {}", told("KUBE_CA_FILE"))),
         };
         let kubeconfig = format!(
             "apiVersion: v1\nkind: Config\nclusters: [{{name: test, cluster: {{server: \"{server}\"{trust}}}}}]\n\
@@ -1140,74 +818,37 @@ impl Cluster {
         cluster
     }
 
-    async fn ask(
-        &self,
-        method: Method,
-        path: &str,
-        token: &str,
-        kind: &str,
-        body: Option<&Value>,
-    ) -> (u16, Value) {
-        let mut request = self
-            .http
-            .request(method, self.url.join(path).unwrap())
-            .bearer_auth(token);
+    async fn ask(&self, method: Method, path: &str, token: &str, kind: &str, body: Option<&Value>) -> (u16, Value) {
+        let mut request = self.http.request(method, self.url.join(path).unwrap()).bearer_auth(token);
         if let Some(body) = body {
             request = request.header("content-type", kind).body(body.to_string());
         }
         let answer = request.send().await.unwrap();
         let status = answer.status().as_u16();
         let text = answer.text().await.unwrap();
-        (
-            status,
-            serde_json::from_str(&text).unwrap_or(Value::String(text)),
-        )
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
     /// A read as the administrator; nothing where there is none.
     pub async fn read(&self, path: &str) -> Option<Value> {
-        let (status, body) = self
-            .ask(Method::GET, path, &told("KUBE_ADMIN_TOKEN"), "", None)
-            .await;
+        let (status, body) = self.ask(Method::GET, path, &told("KUBE_ADMIN_TOKEN"), "", None).await;
         assert!(matches!(status, 200 | 404), "GET {path}: {status} {body}");
         (status == 200).then_some(body)
     }
 
     /// A write as the administrator.
     pub async fn write(&self, method: Method, path: &str, body: Value) -> Value {
-        let kind = if method == Method::PATCH {
-            "application/merge-patch+json"
-        } else {
-            "application/json"
-        };
-        let (status, answer) = self
-            .ask(
-                method.clone(),
-                path,
-                &told("KUBE_ADMIN_TOKEN"),
-                kind,
-                Some(&body),
-            )
-            .await;
-        assert!(
-            (200..300).contains(&status),
-            "{method} {path}: {status} {answer}"
-        );
+        let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let (status, answer) = self.ask(method.clone(), path, &told("KUBE_ADMIN_TOKEN"), kind, Some(&body)).await;
+        assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
         answer
     }
 
     /// Lets the agent do exactly this with the Secrets of a namespace, and waits until it is so.
     pub async fn allow(&self, namespace: &str, verbs: &[&str]) {
-        let rules = if verbs.is_empty() {
-            json!([])
-        } else {
-            json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": verbs}])
-        };
-        let path = format!(
-            "apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/llm-access-agent-secrets"
-        );
-        self.write(Method::PATCH, &path, json!({"rules": rules}))
-            .await;
+        let rules = if verbs.is_empty() { json!([]) } else { json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": verbs}]) };
+        let path = format!("apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/llm-access-agent-secrets");
+        self.write(Method::PATCH, &path, json!({"rules": rules})).await;
         self.await_rights(namespace, verbs).await;
     }
 
@@ -1219,20 +860,8 @@ impl Cluster {
                 "spec": {"resourceAttributes": {"namespace": namespace, "verb": verb, "resource": "secrets"}}});
             eventually("the change of rights", async || {
                 let path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-                let (_, answer) = self
-                    .ask(
-                        Method::POST,
-                        path,
-                        &token,
-                        "application/json",
-                        Some(&review),
-                    )
-                    .await;
-                if answer["status"]["allowed"] == verbs.contains(&verb) {
-                    Ok(())
-                } else {
-                    Err(answer.to_string())
-                }
+                let (_, answer) = self.ask(Method::POST, path, &token, "application/json", Some(&review)).await;
+                if answer["status"]["allowed"] == verbs.contains(&verb) { Ok(()) } else { Err(answer.to_string()) }
             })
             .await;
         }
@@ -1240,16 +869,12 @@ impl Cluster {
 
     /// A Secret with everything on it.
     pub async fn secret(&self, namespace: &str, name: &str) -> Option<Value> {
-        self.read(&format!("api/v1/namespaces/{namespace}/secrets/{name}"))
-            .await
+        self.read(&format!("api/v1/namespaces/{namespace}/secrets/{name}")).await
     }
 
     /// The Secrets of a namespace.
     pub async fn list(&self, namespace: &str) -> Vec<Value> {
-        let answer = self
-            .read(&format!("api/v1/namespaces/{namespace}/secrets"))
-            .await
-            .unwrap();
+        let answer = self.read(&format!("api/v1/namespaces/{namespace}/secrets")).await.unwrap();
         answer["items"].as_array().unwrap().clone()
     }
 
@@ -1262,11 +887,7 @@ impl Cluster {
             .output()
             .await
             .unwrap();
-        let text = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "kubectl {arguments:?}: {text}");
         text
     }
@@ -1286,10 +907,7 @@ impl Cluster {
                     .map(|(name, value)| (name.clone(), decode(value.as_str().unwrap())))
                     .collect();
                 let slot = labels["llm-access.io/slot"].as_str().unwrap().to_owned();
-                assert!(
-                    found.insert(slot, data).is_none(),
-                    "two Secrets for one slot of {resource}"
-                );
+                assert!(found.insert(slot, data).is_none(), "two Secrets for one slot of {resource}");
             }
         }
         found
@@ -1297,12 +915,7 @@ impl Cluster {
 }
 
 fn decode(text: &str) -> String {
-    String::from_utf8(
-        base64::engine::general_purpose::STANDARD
-            .decode(text)
-            .unwrap(),
-    )
-    .unwrap()
+    String::from_utf8(base64::engine::general_purpose::STANDARD.decode(text).unwrap()).unwrap()
 }
 
 /// The program that is deployed, built by `make test-real` before the suites.
@@ -1311,11 +924,7 @@ pub fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let folder = own.parent().and_then(Path::parent).unwrap();
     let program = folder.join("llm-access-agent");
-    assert!(
-        program.exists(),
-        "{} is not there: cargo build -p llm-access-agent",
-        program.display()
-    );
+    assert!(program.exists(), "{} is not there: cargo build -p llm-access-agent", program.display());
     program
 }
 
@@ -1332,19 +941,9 @@ pub struct Outcome {
 
 /// Runs a one-off command of the program.
 pub async fn command(config: &Path, arguments: &[&str]) -> Outcome {
-    let output = Command::new(program())
-        .arg("--config")
-        .arg(config)
-        .args(arguments)
-        .output()
-        .await
-        .unwrap();
+    let output = Command::new(program()).arg("--config").arg(config).args(arguments).output().await.unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Outcome {
-        code: output.status.code(),
-        printed: text(&output.stdout),
-        said: text(&output.stderr),
-    }
+    Outcome { code: output.status.code(), printed: text(&output.stdout), said: text(&output.stderr) }
 }
 
 /// The program, running; what it logs goes into a file.
@@ -1368,10 +967,7 @@ impl Daemon {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        Self {
-            child,
-            log: log.to_owned(),
-        }
+        Self { child, log: log.to_owned() }
     }
 
     /// What it logged so far.
@@ -1383,14 +979,7 @@ impl Daemon {
     /// SIGTERM; the exit code and the log.
     pub async fn stop(mut self) -> (Option<i32>, String) {
         let pid = self.child.id().unwrap().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .await
-                .unwrap()
-                .success()
-        );
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
         let status = self.child.wait().await.unwrap();
         (status.code(), self.log())
     }
