@@ -11,7 +11,7 @@ mod ledger;
 pub mod pass;
 pub mod report;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -40,6 +40,8 @@ pub(crate) struct Memory {
     closed: HashMap<(Uuid, BillingMonth), String>,
     /// Components that Waldur refused, by offering, and when.
     refused: HashMap<(Uuid, String), Timestamp>,
+    /// Resources whose running month got a figure of a past one.
+    misfiled: HashSet<Uuid>,
     /// What was last reported for an API key; empty where Waldur takes nothing more for it.
     keys: HashMap<(Uuid, BillingMonth), Vec<waldur_client::Usage>>,
 }

@@ -308,6 +308,30 @@ async fn a_month_whose_invoice_is_closed_is_said_once_and_not_tried_for_ever() {
 }
 
 #[tokio::test]
+async fn that_a_server_dates_usage_is_believed_when_it_shows_it_and_what_it_misfiled_is_set_right() {
+    let world = World::new(Profile::Late2026).await;
+    world.waldur.ignore_usage_dates(true);
+    world.set_time("2026-12-02T06:00:00Z");
+    let agent = world.agent().await;
+    let resources = [sold(&world, "aurora"), sold(&world, "borealis")];
+    for resource in resources {
+        spent(&world, resource, "2026-11-30T10:00:00Z", "100.00");
+        spent(&world, resource, "2026-12-01T02:00:00Z", "3.00");
+    }
+    for _ in 0..3 {
+        pass(&agent).await;
+        world.advance(Duration::from_secs(600));
+    }
+    for resource in resources {
+        assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("none".into(), "3.00".into()));
+    }
+    assert!(said(&agent, "usage-unreported").contains("spend +100.00"));
+    world.faults.reset_calls();
+    pass(&agent).await;
+    assert_eq!(sent(&world), 0);
+}
+
+#[tokio::test]
 async fn months_are_filled_in_later_where_the_server_takes_them() {
     let world = World::new(Profile::Late2026).await;
     world.set_time("2026-12-20T06:00:00Z");

@@ -195,7 +195,10 @@ impl Agent {
                     due.push(Due { resource: resource.clone(), amounts, used });
                 }
                 let due = self.differing(seller, *month, due, pass.how).await?;
-                let lines: Vec<Option<Line>> = futures::stream::iter(due).map(|due| self.report_due(seller, *month, current, due, &shared, keys.as_deref(), pass.how)).buffer_unordered(AT_ONCE).collect().await;
+                // Whether the server dates usage shows with the first figure of a past month; the others wait for it.
+                let sure = *month == current || self.features.known(Feature::DatedUsage) == Some(true);
+                let at_once = if sure { AT_ONCE } else { 1 };
+                let lines: Vec<Option<Line>> = futures::stream::iter(due).map(|due| self.report_due(seller, *month, current, due, &shared, keys.as_deref(), pass.how)).buffer_unordered(at_once).collect().await;
                 report.lines.extend(lines.into_iter().flatten());
             }
         }

@@ -102,10 +102,15 @@ impl Agent {
     pub(crate) async fn report(&self, seller: &Seller, resource: &Resource, month: BillingMonth, amounts: &Amounts, days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>, how: How) -> Result<Reported, Failure> {
         let id = resource.uuid;
         let held = self.held(id, month).await?;
-        let mut decision = decide(amounts, &held, &seller.usable, how.allow_decrease);
+        // What was filed here by mistake is taken out again.
+        let misfiled = month == BillingMonth::of(self.clock.now()) && self.memory().usage.misfiled.contains(&id);
+        let mut decision = decide(amounts, &held, &seller.usable, how.allow_decrease || misfiled);
         self.note_lower(id, month, &decision);
         let lower = std::mem::take(&mut decision.lower);
         let outcome = self.tell(seller, resource, month, amounts, days, (decision, held), how).await?;
+        if misfiled && matches!(outcome, Outcome::Equal | Outcome::Sent(_)) {
+            self.memory().usage.misfiled.remove(&id);
+        }
         Ok(Reported { outcome, lower })
     }
 
@@ -166,8 +171,7 @@ impl Agent {
         let missing: Vec<&str> = sent.iter().filter(|usage| shown.get(&usage.kind) != Some(&usage.amount)).map(|usage| usage.kind.as_str()).collect();
         if !missing.is_empty() {
             if date.is_some() {
-                // It took a dated figure and filed it elsewhere: from now on it is treated as one that does not date usage.
-                self.features.learn(Feature::DatedUsage, false);
+                self.look_for_misfiled(id, &sent).await?;
             }
             let message = format!("usage of {month} was sent for resource {} but Waldur does not show it for {}; does its clock and `waldur.zone` agree with ours?", id.simple(), missing.join(", "));
             self.conditions.raise("usage-not-shown", id.simple(), &message);
@@ -209,6 +213,20 @@ impl Agent {
     pub(super) fn prove(&self, resource: Uuid, month: BillingMonth, amounts: &Amounts) {
         let now = self.clock.now();
         self.memory().usage.proven.insert((resource, month), (amounts.clone(), now));
+    }
+
+    /// A dated figure is not where it belongs. Either the call came to nothing, or the server ignored its date and filed it
+    /// under the running month: then it is one that does not date usage, and the running month's own figure is set again.
+    async fn look_for_misfiled(&self, resource: Uuid, sent: &[Usage]) -> Result<(), Failure> {
+        let running = self.held(resource, BillingMonth::of(self.clock.now())).await?;
+        if sent.iter().all(|usage| running.get(&usage.kind) == Some(&usage.amount)) {
+            tracing::error!(resource = %resource.simple(), "Waldur filed the usage of a past month under the running one; it is set right, and nothing of a past month is sent any more");
+            self.features.learn(Feature::DatedUsage, false);
+            let mut memory = self.memory();
+            memory.usage.misfiled.insert(resource);
+            memory.usage.proven.retain(|(of, _), _| *of != resource);
+        }
+        Ok(())
     }
 
     fn note_lower(&self, resource: Uuid, month: BillingMonth, decision: &Decision) {
