@@ -350,7 +350,7 @@ async fn a_stale_component_of_an_older_system_is_only_touched_by_hand() {
         // With the last rows gone it goes as well; a living resource is never unlinked.
         let staff = world.write("staff-token", &world.waldur.staff_token());
         let unlink = Remove { unlink_with: Some(staff), ..order.clone() };
-        assert!(remove(&agent, &unlink).await.unwrap_err().message.contains("not terminated"));
+        assert!(remove(&agent, &unlink).await.unwrap_err().message.contains("in a state other than Terminated"));
         assert_eq!(world.waldur.resource(resource).state, "OK");
         world.waldur.terminate(resource);
         world.run_to_rest(&agent, 10).await;

@@ -234,6 +234,9 @@ impl Watch {
     /// purpose is still served, but not sold any more.
     fn with_missing(&self, read: &Catalogue) -> Catalogue {
         let mut catalogue = read.clone();
+        if self.absent.is_empty() {
+            return catalogue;
+        }
         // Each at its old place, so that nothing that lists models in this order changes.
         let mut at = 0;
         for model in self.effective.iter().flat_map(|effective| &effective.models) {

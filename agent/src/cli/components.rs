@@ -272,7 +272,7 @@ async fn unlink(agent: &Agent, offering: Uuid, resources: &[Resource], token: &P
     let living: Vec<String> = resources.iter().filter(|resource| resource.state != ResourceState::Terminated).map(|r| format!("{} ({})", r.uuid.simple(), r.state)).collect();
     if !living.is_empty() {
         return Err(wrong(format!(
-            "{} of offering {} not terminated, and Waldur removes no component while there is any: {}; nothing was unlinked",
+            "{} of offering {} in a state other than Terminated, and Waldur removes no component while there is any: {}; nothing was unlinked",
             plural(living.len(), "resource"),
             offering.simple(),
             living.iter().take(20).cloned().collect::<Vec<_>>().join(", ")
