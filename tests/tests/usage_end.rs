@@ -1,0 +1,221 @@
+//! The last usage of a resource that ends, and the commands that work with usage.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use llm_access_agent::usage::audit::Reason;
+use llm_access_fixtures::faults::{Fault, Peer, Rule};
+use llm_access_fixtures::litellm::Usage;
+use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::{PROFILES, Store, World};
+use rust_decimal::Decimal;
+use serde_json::Value;
+use tokio::process::Command;
+use uuid::Uuid;
+
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+fn id(resource: Uuid) -> String {
+    resource.simple().to_string()
+}
+
+fn spent(world: &World, resource: Uuid, when: &str, prompt: u64, spend: &str) {
+    let usage = Usage { prompt_tokens: prompt, completion_tokens: 0, cached_tokens: 0, spend: spend.parse().unwrap() };
+    world.gateway.add_usage(Some(&id(resource)), &format!("hash-{}", id(resource)), "kestrel-8b", at(when), usage);
+}
+
+fn told(world: &World, resource: Uuid, month: &str, kind: &str) -> String {
+    world.waldur.usages(resource, month).get(kind).map_or_else(|| "none".into(), ToString::to_string)
+}
+
+#[tokio::test]
+async fn the_last_seconds_of_a_resource_are_billed() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        world.gateway.set_lag(Duration::from_secs(22));
+        let agent = world.agent().await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        let key = world.key(resource, "project");
+        world.gateway.chat(&key, "kestrel-8b", "P=700 C=0").unwrap();
+        world.advance(Duration::from_secs(1));
+        let order = world.waldur.terminate(resource);
+        world.beat(&agent).await;
+        world.gateway.chat(&key, "kestrel-8b", "P=1 C=0").unwrap_err();
+        // A stream that began before the block ends twelve seconds after it; its row comes later still. Meanwhile usage
+        // passes go on, and the agent is restarted.
+        world.advance(Duration::from_secs(12));
+        let late = world.clock.now();
+        agent.usage_beat().await.unwrap();
+        world.beat(&agent).await;
+        world.advance(Duration::from_secs(22));
+        spent(&world, resource, &late.to_string(), 550, "0.55");
+        let agent = world.agent().await;
+        agent.usage_beat().await.unwrap();
+        world.run_to_rest(&agent, 10).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        assert_eq!(told(&world, resource, "2026-11", "input_tokens"), "1.25", "{profile:?}");
+        world.check();
+    }
+}
+
+#[tokio::test]
+async fn a_resource_that_ends_over_a_months_end_is_billed_for_both() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        let agent = world.agent().await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        world.set_time("2026-11-30T23:57:00Z");
+        let order = world.waldur.terminate(resource);
+        world.beat(&agent).await;
+        spent(&world, resource, "2026-11-30T23:57:30Z", 1000, "1.00");
+        spent(&world, resource, "2026-12-01T00:00:10Z", 2000, "2.00");
+        world.run_to_rest(&agent, 40).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        assert_eq!(told(&world, resource, "2026-12", "spend"), "2.00", "{profile:?}");
+        let seen = world.waldur.resource(resource);
+        if profile == Profile::Y2024 {
+            assert_eq!(told(&world, resource, "2026-11", "spend"), "none", "nothing of a closed month can be sent");
+            assert!(seen.backend_metadata["llm_access"]["unbilled"].get("2026-11").is_some(), "{:?}", seen.backend_metadata);
+            assert!(agent.conditions.holds("unbilled"));
+        } else {
+            assert_eq!(told(&world, resource, "2026-11", "spend"), "1.00", "{profile:?}");
+        }
+        world.check();
+    }
+}
+
+#[tokio::test]
+async fn a_ledger_that_does_not_add_up_delays_an_end_and_bills_nothing() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    spent(&world, resource, "2026-11-09T10:00:00Z", 1000, "1.00");
+    let nothing = r#"{"results":[],"metadata":{"page":1,"total_pages":0,"has_more":false}}"#;
+    let answer = Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: nothing.into() };
+    world.faults.add(Rule::new(answer).peer(Peer::LiteLlm).path("/team/daily/activity?"));
+    let order = world.waldur.terminate(resource);
+    for _ in 0..10 {
+        world.beat(&agent).await;
+        world.advance(Duration::from_secs(120));
+    }
+    assert_eq!(world.waldur.order_state(order), "executing");
+    assert_eq!(told(&world, resource, "2026-11", "spend"), "none");
+    world.faults.clear();
+    world.run_to_rest(&agent, 20).await;
+    assert_eq!(told(&world, resource, "2026-11", "spend"), "1.00");
+    world.check();
+}
+
+#[tokio::test]
+async fn the_audit_names_a_lost_flush_to_the_token_and_lag_by_its_calls() {
+    let world = World::new(Profile::Y2024).await;
+    for side in ["input", "output"] {
+        world.waldur.add_usage_component(world.offering, &format!("kestrel-8b:{side}"));
+    }
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    let key = world.key(resource, "project");
+    world.gateway.chat(&key, "kestrel-8b", "P=1000 C=10").unwrap();
+    world.advance(Duration::from_secs(40));
+    agent.usage_beat().await.unwrap();
+    let month = || "2026-11".parse().unwrap();
+    let audit = agent.audit(month(), None).await.unwrap();
+    assert!(audit.rows.iter().all(|row| !row.differs()) && audit.rows.len() >= 4, "{:?}", audit.rows);
+    // Calls since the last pass.
+    world.advance(Duration::from_secs(3600));
+    world.gateway.chat(&key, "kestrel-8b", "P=500 C=0").unwrap();
+    world.advance(Duration::from_secs(40));
+    let audit = agent.audit(month(), None).await.unwrap();
+    let row = audit.rows.iter().find(|row| row.kind == "kestrel-8b:input").unwrap();
+    assert_eq!(row.reasons, [Reason::Lag(Decimal::from(500))]);
+    assert_eq!((row.model.as_deref(), row.unexplained, audit.unexplained()), (Some("kestrel-8b"), false, 0));
+    agent.usage_beat().await.unwrap();
+    // The same gap an hour later has no excuse.
+    world.advance(Duration::from_secs(3600));
+    spent(&world, resource, "2026-11-10T09:00:00Z", 200, "0");
+    let audit = agent.audit(month(), None).await.unwrap();
+    let row = audit.rows.iter().find(|row| row.kind == "kestrel-8b:input").unwrap();
+    assert!(row.unexplained, "{row:?}");
+    // What only one of the two stores has, to the token.
+    agent.usage_beat().await.unwrap();
+    let only_daily = agent.audit(month(), None).await.unwrap();
+    assert!(only_daily.rows.iter().all(|row| !row.differs()), "{:?}", only_daily.rows);
+    let empty = r#"{"data":[],"total":0,"page":1,"page_size":1000,"total_pages":0,"total_is_capped":false}"#;
+    let answer = Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: empty.into() };
+    world.faults.add(Rule::new(answer).peer(Peer::LiteLlm).path("/spend/logs/v2"));
+    let audit = agent.audit(month(), None).await.unwrap();
+    let row = audit.rows.iter().find(|row| row.kind == "kestrel-8b:input").unwrap();
+    assert_eq!(row.reasons, [Reason::LostFlush(Decimal::from(-1700))]);
+    assert_eq!(row.reasons[0].to_string(), "lost flush: the log misses 1700 that the daily rows have");
+    assert_eq!(audit.unexplained(), 0);
+}
+
+fn program(world: &World, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
+        command.env_remove(name);
+    }
+    let config = world.write("config.yml", &world.config_text(""));
+    command.arg("--config").arg(config).arg("usage").args(args).stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+fn text(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+async fn run(world: &World, args: &[&str], code: i32, words: &[&str]) -> String {
+    let output = program(world, args).output().await.unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(code), "usage {args:?}: {said}");
+    for word in words {
+        assert!(said.contains(word), "{word:?} is missing in the answer to usage {args:?}:\n{said}");
+    }
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn the_commands_say_what_they_do_and_exit_by_it() {
+    let world = World::in_real_time(Profile::Late2026, Store::Directory).await;
+    let now = world.clock.now();
+    let month = now.to_string()[..7].to_owned();
+    let resource = world.waldur.add_resource(world.offering, &world.project, "=aurora", &["kestrel-8b"], &[("max_budget", "50")]);
+    run(&world, &["report"], 0, &["Waldur holds what the ledger shows for 1 resource"]).await;
+    spent(&world, resource, &now.to_string(), 123_456, "1.005");
+
+    run(&world, &["report", "--dry-run"], 0, &["would be sent: input_tokens +123.46 to 123.46, spend +1.01 to 1.01", &id(resource)]).await;
+    assert_eq!(told(&world, resource, &month, "spend"), "none");
+    run(&world, &["audit"], 0, &["lag: 1.005 in calls of the last 30 minutes"]).await;
+    run(&world, &["report", "--resource", &id(resource)], 0, &["sent: input_tokens +123.46 to 123.46"]).await;
+    assert_eq!(told(&world, resource, &month, "spend"), "1.01");
+    run(&world, &["report"], 0, &["Waldur holds what the ledger shows"]).await;
+    run(&world, &["report", "--resource", &id(Uuid::nil())], 2, &["is none of ours that lives"]).await;
+
+    let json: Value = serde_json::from_str(&run(&world, &["audit", "--json"], 0, &[]).await).unwrap();
+    assert_eq!((json["unexplained"].as_u64(), json["month"].as_str()), (Some(0), Some(month.as_str())));
+    let row = json["rows"].as_array().unwrap().iter().find(|row| row["component"] == "spend").unwrap();
+    assert_eq!((row["waldur"].as_str(), row["daily"].as_str(), row["log"].as_str(), row["daily_exact"].as_str()), (Some("1.01"), Some("1.01"), Some("1.01"), Some("1.005")));
+    let csv = run(&world, &["audit", "--csv"], 0, &[]).await;
+    let mut lines = csv.lines();
+    assert_eq!(lines.next(), Some("month,resource,slug,model,component,waldur,daily,log,daily_exact,log_exact,reason"));
+    assert!(lines.all(|line| line.starts_with(&month) && line.matches(',').count() == 10 && !line.contains(",=")), "{csv}");
+
+    // Somebody writes more into Waldur than there is.
+    run(&world, &["audit", "--json", "--csv"], 2, &["cannot be used with"]).await;
+    run(&world, &["audit", "--month", "2026-13"], 2, &["is no month"]).await;
+    run(&world, &["backfill", "--from", "2026-05", "--to", "2026-04"], 2, &["is no range of months"]).await;
+    run(&world, &["backfill", "--from", "2020-01", "--to", &month], 2, &["more than 24 months"]).await;
+    spent(&world, resource, &now.to_string(), 1000, "1");
+    run(&world, &["backfill", "--from", &month, "--to", &month], 0, &["[1/1]", "would be sent", "add --apply"]).await;
+    run(&world, &["backfill", "--from", &month, "--to", &month, "--apply"], 0, &["sent: input_tokens +1.00 to 124.46"]).await;
+    run(&world, &["backfill", "--from", &month, "--to", &month, "--apply"], 0, &["Waldur holds what the ledger shows"]).await;
+
+    // The gateway is away: nothing is said about figures.
+    world.faults.add(Rule::new(Fault::status(503, "")).peer(Peer::LiteLlm));
+    run(&world, &["report"], 1, &["503"]).await;
+    run(&world, &["audit"], 1, &["503"]).await;
+}
