@@ -387,6 +387,8 @@ impl Agent {
             webui_url: self.config.webui.as_ref().map(|webui| &webui.url),
             endpoints: self.features.known(Feature::Endpoints) != Some(false),
             custom_keys: self.features.worth_trying(Feature::CustomKeys),
+            now: self.clock.now(),
+            grace: self.config.rotation.grace,
             project_key: !self.memory().governed.get(&offering.uuid).copied().unwrap_or(false),
         }
     }
@@ -416,10 +418,9 @@ impl Agent {
                 self.gates.close(*peer);
                 self.conditions.raise(peer.unreachable(), "", message);
             }
-            Failure::Transient { peer, message, .. } if self.gates.count_failure(*peer) >= FAILURES => {
-                if !self.conditions.holds(peer.failing()) {
-                    self.conditions.raise(peer.failing(), "", format!("{peer} can be reached, but {FAILURES} calls in a row failed, this one at last: {message}"));
-                }
+            // Said with the first such failure: the texts of the next ones differ, and none is news.
+            Failure::Transient { peer, message, .. } if self.gates.count_failure(*peer) >= FAILURES && !self.conditions.holds(peer.failing()) => {
+                self.conditions.raise(peer.failing(), "", format!("{peer} can be reached, but {FAILURES} calls in a row failed, this one at last: {message}"));
             }
             _ => {}
         }

@@ -98,6 +98,7 @@ impl Agent {
                 };
                 Err(Failure::Transient { peer: Peer::Gateway, message: format!("key {alias} {problem}"), retry_after: None, unreachable: false })
             }
+            Action::ReplaceKey { base, draft } => Ok(self.secrets.update(base, &connection(resource, draft, new_key()?)).await?),
             Action::UpdateSecret { base, connection } => Ok(self.secrets.update(base, connection).await?),
             Action::DeleteSecret(stored) => Ok(self.secrets.delete(stored).await?),
             Action::DeleteBrokenSecret(broken) => Ok(self.secrets.delete_broken(broken).await?),
@@ -150,6 +151,7 @@ impl Action {
             Self::SubmitReport(_) => "submit-report",
             Self::SetBackendMetadata(_) => "set-backend-metadata",
             Self::VerifyKey { .. } => "verify-key",
+            Self::ReplaceKey { .. } => "replace-key",
             Self::UpdateSecret { .. } => "update-secret",
             Self::DeleteSecret(_) => "delete-secret",
             Self::DeleteBrokenSecret(_) => "delete-broken-secret",
@@ -173,6 +175,7 @@ fn connection(resource: Uuid, draft: &SecretDraft, key: SecretString) -> Connect
         models: draft.models.clone(),
         embedder: draft.embedder.clone(),
         order: draft.order,
+        rotation: draft.rotation.clone(),
     }
 }
 

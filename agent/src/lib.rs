@@ -22,6 +22,7 @@ pub mod orders;
 pub mod plan;
 pub mod registration;
 pub mod resources;
+pub mod rotation;
 pub mod schedule;
 pub mod secret_file;
 pub mod secrets;

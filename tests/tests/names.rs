@@ -186,6 +186,7 @@ async fn the_first_eight_digits_of_two_resources_may_be_the_same() {
             models: vec!["kestrel-8b".into()],
             embedder: None,
             order: None,
+            rotation: llm_access_agent::secrets::Rotation::None,
         };
         agent.secrets.create(&squatter).await.unwrap();
         for _ in 0..4 {

@@ -13,6 +13,7 @@ use crate::config::OfferingConfig;
 use crate::domain::{Mark, team_id};
 use crate::observe::{Depth, World};
 use crate::plan::{Ownership, Removal, Verdict, evaluate, plan_access, plan_removal, wanted_access};
+use crate::rotation::NotRotated;
 use crate::secrets::{SecretState, Slot};
 
 /// Why a command did not do what was asked.
@@ -241,6 +242,25 @@ pub async fn show_key(agent: &Agent, resource: Uuid, chat: bool) -> Result<(), P
         return Err(wrong(format!("resource {} has no {} key; `llm-access-agent status` shows what it has", resource.simple(), slot.as_str())));
     };
     say(stored.connection.key.expose_secret())
+}
+
+/// Replaces the keys of a resource; `only` names the chat key and the project's, both where neither is named.
+pub async fn rotate_keys(agent: &Agent, resource: Uuid, only: (bool, bool), at_once: bool) -> Result<(), Problem> {
+    let slots: Vec<Slot> = [(only.0, Slot::Chat), (only.1, Slot::Project)].into_iter().filter(|(named, _)| *named).map(|(_, slot)| slot).collect();
+    let rotated = agent.rotate_keys(resource, &slots, at_once).await.map_err(|problem| match problem {
+        NotRotated::Wrong(message) => wrong(message),
+        NotRotated::Failed(failure) => Problem { code: 1, message: format!("{failure}; run this again, or leave the rest to the running agent") },
+    })?;
+    for one in rotated {
+        let (slot, alias, secret) = (one.slot.as_str(), one.alias, one.secret);
+        let made = if one.begun { format!("key {alias} is new and works") } else { format!("key {alias} was made by an earlier call and works; no other was made") };
+        let old = match one.old_until {
+            Some(until) => format!("the old one serves until {until}, then a running agent deletes it"),
+            None => "no older one is left".to_owned(),
+        };
+        say(format_args!("{slot}: {made}; Secret {secret} holds it; {old}"))?;
+    }
+    Ok(())
 }
 
 /// Marks a foreign team as ours and tells Waldur.

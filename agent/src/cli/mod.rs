@@ -122,6 +122,20 @@ enum KeysCommand {
         #[arg(long)]
         chat: bool,
     },
+    /// Replace the keys of a resource: new keys go into its Secrets, the old ones serve on for `rotation.grace`.
+    Rotate {
+        /// Its uuid, as in Waldur and in the log.
+        resource: Uuid,
+        /// Only the key of Open WebUI.
+        #[arg(long)]
+        chat: bool,
+        /// Only the project's key.
+        #[arg(long)]
+        project: bool,
+        /// End the old keys as soon as the new ones work, as after a leak.
+        #[arg(long)]
+        now: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -196,9 +210,9 @@ impl Command {
     /// Whether nothing is changed, so that the log has nothing to tell but trouble.
     fn only_reads(&self) -> bool {
         match self {
-            Self::Check { .. } | Self::Plan | Self::Status { .. } | Self::Keys { .. } | Self::Orphans { command: OrphansCommand::List } => true,
+            Self::Check { .. } | Self::Plan | Self::Status { .. } | Self::Keys { command: KeysCommand::Show { .. } } | Self::Orphans { command: OrphansCommand::List } => true,
             Self::Usage { command } => command.only_reads(),
-            Self::Run { .. } | Self::Orders { .. } | Self::Adopt { .. } | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
+            Self::Run { .. } | Self::Orders { .. } | Self::Keys { command: KeysCommand::Rotate { .. } } | Self::Adopt { .. } | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
             Self::Catalogue { command: CatalogueCommand::Validate { .. } } | Self::Components { command: ComponentsCommand::List } => true,
             Self::Components { command: ComponentsCommand::Remove { dry_run, .. } } => *dry_run,
             Self::Catalogue { command: CatalogueCommand::Accept } => false,
@@ -266,6 +280,7 @@ async fn run(cli: Cli) -> ExitCode {
         Command::Orders { command: OrdersCommand::Retry { order } } => commands::retry(&agent, order).await,
         Command::Usage { command } => usage::run(&agent, command).await,
         Command::Keys { command: KeysCommand::Show { resource, chat } } => commands::show_key(&agent, resource, chat).await,
+        Command::Keys { command: KeysCommand::Rotate { resource, chat, project, now } } => commands::rotate_keys(&agent, resource, (chat, project), now).await,
         Command::Adopt { resource } => commands::adopt(&agent, resource).await,
         Command::Catalogue { command: CatalogueCommand::Accept } => catalogue::accept(&agent).await,
         // Was done before a configuration was asked for.

@@ -115,6 +115,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("terminate.drain", "duration, at least 90s", "`180s`", "Wait between blocking a team and its final usage; at least as long as the longest request."),
     field("terminate.settle", "duration", "`15s`", "Time between the two equal usage reads that end the wait."),
     field("terminate.allow_short_drain", "true or false", "`false`", "Accept a `terminate.drain` under 90s. Usage that arrives late is then never billed."),
+    field("rotation.grace", "duration", "`10m`", "How long a key that was replaced by `keys rotate` serves on beside the new one."),
     field("usage.late_days", "whole number, 0 to 28", "`3`", "For so many days after a month's end its usage is reported again, for rows that came late; only where the Waldur server dates usage."),
     field("usage.month_guard", "duration", "`15m`", "On a Waldur server that does not date usage, nothing is sent within this time of a month's end in `waldur.zone`."),
     field("usage.failed_calls", "as_ledger or exclude", "`as_ledger`", "Bill the tokens that the gateway estimates for failed calls as its ledger has them, or subtract them by its log of calls."),

@@ -83,6 +83,8 @@ pub struct Config {
     pub intervals: Intervals,
     /// How a resource ends.
     pub terminate: TerminateConfig,
+    /// How keys are replaced.
+    pub rotation: RotationConfig,
     /// How usage is reported.
     pub usage: UsageConfig,
     /// Bounds on parallel work.
@@ -410,6 +412,13 @@ pub struct TerminateConfig {
     pub allow_short_drain: bool,
 }
 
+/// How keys are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RotationConfig {
+    /// How long the old key serves on beside the new one.
+    pub grace: Duration,
+}
+
 /// How usage is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsageConfig {
@@ -604,6 +613,8 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         usage: reader.duration(&section, "usage", seconds(600)),
     };
     let terminate = terminate(reader, &root);
+    let section = reader.section(&root, "rotation");
+    let rotation = RotationConfig { grace: reader.wait(&section, "grace", seconds(600)) };
     let usage = usage(reader, &root);
 
     let section = reader.section(&root, "concurrency");
@@ -655,6 +666,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         secrets: secrets?,
         intervals,
         terminate,
+        rotation,
         usage,
         concurrency,
         backoff,

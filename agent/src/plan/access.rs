@@ -8,9 +8,10 @@ use waldur_client::{Endpoint, Order, OrderKind, ReportSection, Resource};
 
 use super::evaluate::new_options;
 use super::{Access, Action, Observed, Obstacle, Rules, SecretDraft, TERMINATING_SINCE};
+use crate::clock::after;
 use crate::config::{ApiKeyDelivery, OnDownscale};
 use crate::domain::{KeyAlias, Mark, ModelRequest, TeamLimits, effective_limits, resolve_models, team_alias, team_id};
-use crate::secrets::{Broken, Connection, Listed, SecretState, Slot, Stored, secret_name};
+use crate::secrets::{Broken, Connection, Listed, Rotation, SecretState, Slot, Stored, secret_name};
 
 /// One calendar month: the gateway resets the spend counter on the first.
 const BUDGET_DURATION: &str = "1mo";
@@ -87,6 +88,11 @@ pub fn plan_access(rules: &Rules<'_>, wanted: &Access, seen: &Observed) -> Resul
         if !store.is_empty() {
             return Ok(store);
         }
+        // As a new Secret, a new key is read back before anything else is done with it.
+        let replace: Vec<Action> = slots.iter().filter_map(|chosen| replace_key(rules, wanted, seen, chosen, &team_models)).collect();
+        if !replace.is_empty() {
+            return Ok(replace);
+        }
     }
 
     let mut actions = Vec::new();
@@ -119,6 +125,13 @@ fn store_secret(listed: &Listed, draft: SecretDraft) -> Action {
     }
 }
 
+/// The next key in the place of one that is to be replaced; nothing where none is.
+fn replace_key(rules: &Rules<'_>, wanted: &Access, seen: &Observed, chosen: &Chosen<'_>, models: &Models) -> Option<Action> {
+    let base = chosen.secret.filter(|secret| matches!(secret.connection.rotation, Rotation::Wanted { .. }))?;
+    let draft = SecretDraft { rotation: chosen.after_replacement(), ..draft(rules, wanted, seen, chosen.slot, models) };
+    Some(Action::ReplaceKey { base: Box::new(base.clone()), draft })
+}
+
 /// The Secret that counts for one slot, and the others that are in its way.
 struct Chosen<'a> {
     slot: Slot,
@@ -143,6 +156,36 @@ impl<'a> Chosen<'a> {
 
     fn alias(&self, resource: uuid::Uuid) -> Option<KeyAlias> {
         self.secret.map(|s| KeyAlias { resource, slot: self.slot, number: s.connection.number })
+    }
+
+    /// What a Secret says about its old key once it holds a new one.
+    fn after_replacement(&self) -> Rotation {
+        match (self.secret.map(|secret| &secret.connection.rotation), self.key) {
+            (Some(Rotation::Wanted { at_once: false }), Some(key)) => Rotation::Retiring { hash: key.hash.clone(), until: None },
+            (Some(Rotation::Retiring { hash, until }), _) => Rotation::Retiring { hash: hash.clone(), until: *until },
+            _ => Rotation::None,
+        }
+    }
+
+    /// Where the replacement of its key stands once the key in the Secret works: from then on the old one has its time, and
+    /// no more than that, whatever stands on the Secret.
+    fn progress(&self, rules: &Rules<'_>) -> Rotation {
+        match self.secret.map(|secret| &secret.connection.rotation) {
+            Some(Rotation::Retiring { hash, until }) => {
+                let most = after(rules.now, rules.grace);
+                let until = until.map_or(most, |until| until.min(most));
+                if until > rules.now { Rotation::Retiring { hash: hash.clone(), until: Some(until) } } else { Rotation::None }
+            }
+            Some(Rotation::Wanted { at_once }) => Rotation::Wanted { at_once: *at_once },
+            Some(Rotation::None) | None => Rotation::None,
+        }
+    }
+
+    /// Whether the key of this hash still serves beside the one in the Secret. It does in any case until that one works.
+    fn retires(&self, hash: &str, rules: &Rules<'_>) -> bool {
+        let Some(secret) = self.secret else { return false };
+        let Rotation::Retiring { hash: old, .. } = &secret.connection.rotation else { return false };
+        old == hash && (secret.connection.state == SecretState::Pending || self.key.is_none() || self.progress(rules) != Rotation::None)
     }
 }
 
@@ -213,18 +256,21 @@ fn plan_keys(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Chose
         let alias = key.alias.as_deref().and_then(|alias| KeyAlias::parse(resource, alias));
         alias.is_none_or(|alias| rules.slots().contains(&alias.slot))
     };
-    let stale: Vec<&Key> = seen.keys.iter().filter(ours).filter(served).filter(|key| !held(key)).collect();
+    let retires = |key: &Key| slots.iter().any(|chosen| chosen.retires(&key.hash, rules));
+    let stale: Vec<&Key> = seen.keys.iter().filter(ours).filter(served).filter(|key| !held(key) && !retires(key)).collect();
     // A name still held by a dead key must be free before it is used again; the others may serve until the new key works.
     let needed: Vec<String> = slots.iter().filter(|c| c.key.is_none()).filter_map(|c| c.alias(resource)).map(|a| a.to_string()).collect();
     let (in_the_way, late): (Vec<&Key>, Vec<&Key>) = stale.into_iter().partition(|key| key.alias.as_ref().is_some_and(|a| needed.contains(a)));
     actions.extend(in_the_way.into_iter().map(delete));
     for chosen in slots {
         let metadata = key_metadata(wanted, chosen.slot);
-        let Some(secret) = chosen.secret.filter(|_| rules.custom_keys || chosen.key.is_some()) else {
+        let replaced = chosen.secret.is_some_and(|secret| matches!(secret.connection.rotation, Rotation::Wanted { .. }));
+        let Some(secret) = chosen.secret.filter(|_| rules.custom_keys || (chosen.key.is_some() && !replaced)) else {
             // A key that the gateway makes is read back, verified and marked ready by the next plan. A number that no
             // peer has seen yet is used after all.
             let mut draft = draft(rules, wanted, seen, chosen.slot, models);
-            if let Some(unused) = chosen.secret.filter(|s| s.connection.state == SecretState::Pending) {
+            draft.rotation = chosen.after_replacement();
+            if let Some(unused) = chosen.secret.filter(|s| s.connection.state == SecretState::Pending && chosen.key.is_none()) {
                 draft.alias.number = unused.connection.number;
             }
             actions.push(Action::MintKey { draft, base: chosen.secret.cloned().map(Box::new), metadata });
@@ -319,11 +365,13 @@ fn plan_secrets(rules: &Rules<'_>, wanted: &Access, slots: &[Chosen<'_>], models
                 embedder: missed_embedder(rules, secret, models).or_else(|| embedder(rules, chosen.slot, models)),
                 offering: wanted.mark.offering,
                 project: wanted.mark.project.or(secret.connection.project),
+                rotation: chosen.progress(rules),
                 ..secret.connection.clone()
             };
             // Which order touched a Secret last is worth noting, not worth a write of its own.
             let same = Connection { order: secret.connection.order, ..connection.clone() } == secret.connection;
-            let minted = chosen.key.is_none() && !rules.custom_keys;
+            let replaced = matches!(secret.connection.rotation, Rotation::Wanted { .. });
+            let minted = (chosen.key.is_none() || replaced) && !rules.custom_keys;
             if !minted && (!same || !secret.complete) {
                 actions.push(Action::UpdateSecret { base: Box::new(secret.clone()), connection: Box::new(connection) });
             }
@@ -354,6 +402,7 @@ fn draft(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slot: Slot, models
         models: listed_models(models),
         embedder: embedder(rules, slot, models),
         order: wanted.order,
+        rotation: Rotation::None,
     }
 }
 

@@ -24,6 +24,8 @@ const RESOURCE: Uuid = Uuid::from_u128(0x1f2e_3d4c_5b6a_4798_8990_a1b2_c3d4_e5f6
 const OFFERING: Uuid = Uuid::from_u128(0x0d9a_1e3b_0000_4a2b_9f11_0000_0000_0042);
 const MODELS: [&str; 4] = ["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "gone-1b"];
 const OWNER: &str = "icarus";
+const NOW: &str = "2026-11-30T00:00:00Z";
+const GRACE: Duration = Duration::from_secs(600);
 
 fn offering() -> OfferingConfig {
     let folder = tempfile::tempdir().unwrap();
@@ -66,6 +68,8 @@ impl Site {
             endpoints,
             custom_keys,
             project_key,
+            now: NOW.parse().unwrap(),
+            grace: GRACE,
         }
     }
 }
@@ -102,6 +106,7 @@ impl Peers {
             models: draft.models.clone(),
             embedder: draft.embedder.clone(),
             order: draft.order,
+            rotation: draft.rotation.clone(),
         }
     }
 
@@ -192,6 +197,12 @@ impl Peers {
             Action::VerifyKey { alias, .. } => {
                 assert!(self.seen.keys.iter().any(|key| key.alias.as_deref() == Some(&alias.to_string())), "{alias} is verified before it lives");
             }
+            Action::ReplaceKey { base, draft } => {
+                self.minted += 1;
+                let (name, created, key) = (base.connection.name.clone(), base.created, secret(self.minted));
+                self.stored().retain(|s| s.connection.name != name);
+                self.stored().push(Stored::imagined(Connection { name, ..Self::connection(draft, key) }, true, created));
+            }
             Action::UpdateSecret { base, connection } => {
                 let name = base.connection.name.clone();
                 let created = base.created;
@@ -247,7 +258,7 @@ prop_compose! {
             slot, resource: RESOURCE, offering: OFFERING, project: None,
             name: format!("{}-{name}", slot.as_str()), alias: KeyAlias { resource: RESOURCE, slot, number }.to_string(), number,
             state: if ready { SecretState::Ready } else { SecretState::Pending },
-            key: format!("sk-old-{n:08}").into(), base_url: "https://old.example.org/v1".into(), models: models.into_iter().collect(), embedder: None, order: None,
+            key: format!("sk-old-{n:08}").into(), base_url: "https://old.example.org/v1".into(), models: models.into_iter().collect(), embedder: None, order: None, rotation: Rotation::None,
         };
         (Stored::imagined(connection, complete, Timestamp::from_second(created).ok()), live)
     }

@@ -12,6 +12,7 @@ mod usage;
 mod laws;
 
 use std::fmt;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use litellm_client::{Key, NewTeam, Team, TeamPatch};
@@ -24,7 +25,7 @@ use waldur_client::{ApiKey, Endpoint, ReportSection, Resource};
 use crate::catalogue::View;
 use crate::config::OfferingConfig;
 use crate::domain::{KeyAlias, Mark, TeamLimits};
-use crate::secrets::{Broken, Connection, Listed, Slot, Stored};
+use crate::secrets::{Broken, Connection, Listed, Rotation, Slot, Stored};
 
 pub(crate) use offering::{RETIRED, plan_retirement};
 pub(crate) use access::API;
@@ -79,6 +80,10 @@ pub struct Rules<'a> {
     pub custom_keys: bool,
     /// Whether the project key is ours to make; not where Waldur governs keys one by one.
     pub project_key: bool,
+    /// The time of this look.
+    pub now: Timestamp,
+    /// How long a replaced key serves on.
+    pub grace: Duration,
 }
 
 impl Rules<'_> {
@@ -245,6 +250,13 @@ pub enum Action {
         /// What it must be able to call.
         models: Vec<String>,
     },
+    /// Choose a new key and store it in the place of one that is to be replaced.
+    ReplaceKey {
+        /// The Secret as it was read.
+        base: Box<Stored>,
+        /// What to store.
+        draft: SecretDraft,
+    },
     /// Bring a Secret up to date.
     UpdateSecret {
         /// As it was read.
@@ -286,6 +298,8 @@ pub struct SecretDraft {
     pub embedder: Option<String>,
     /// The order it is made for.
     pub order: Option<Uuid>,
+    /// The key that it comes after, while that may still be used.
+    pub rotation: Rotation,
 }
 
 impl fmt::Display for Action {
@@ -305,6 +319,7 @@ impl fmt::Display for Action {
             Self::SubmitReport(_) => f.write_str("submit the report"),
             Self::SetBackendMetadata(_) => f.write_str("set backend metadata"),
             Self::VerifyKey { alias, .. } => write!(f, "verify that key {alias} works"),
+            Self::ReplaceKey { base, draft } => write!(f, "store a new {} key in Secret {} in the place of {}", draft.alias.slot.as_str(), base.connection.name, base.connection.alias),
             Self::UpdateSecret { base, connection } => write!(f, "update Secret {} ({:?})", base.connection.name, connection.state),
             Self::DeleteSecret(stored) => write!(f, "delete Secret {}", stored.connection.name),
             Self::DeleteBrokenSecret(broken) => write!(f, "delete Secret {}, which is of no use: {}", broken.name, broken.why),

@@ -39,6 +39,13 @@ const ORDER: &str = "llm-access.io/order";
 const BASE_URL: &str = "llm-access.io/base-url";
 const MODELS: &str = "llm-access.io/models";
 const EMBEDDER: &str = "llm-access.io/embedder";
+/// That the key is to be replaced: `grace` or `now`, a colon, and the number of the key that is meant, so that a word that
+/// stays behind asks for nothing.
+const ROTATE: &str = "llm-access.io/rotate";
+/// The digest of the key that served before this one, while it may still be used.
+const RETIRING: &str = "llm-access.io/retiring-key-sha256";
+/// Until when that is, as soon as it is known.
+const RETIRING_UNTIL: &str = "llm-access.io/retiring-key-until";
 /// Restarts the pods that read the Secret, where Stakater's reloader runs: Open WebUI reads its variables at start only.
 const RELOADER: &str = "reloader.stakater.com/match";
 
@@ -100,6 +107,64 @@ impl SecretState {
     }
 }
 
+/// Where the replacement of a key stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Rotation {
+    /// None is under way.
+    #[default]
+    None,
+    /// The key is to be replaced.
+    Wanted {
+        /// The old key goes as soon as the new one works, for one that leaked; otherwise it serves on for a while.
+        at_once: bool,
+    },
+    /// The key was replaced, and its predecessor serves on.
+    Retiring {
+        /// The sha256 of the old key in hexadecimal, as the gateway addresses it.
+        hash: String,
+        /// When the old key goes; not known before the new one works.
+        until: Option<Timestamp>,
+    },
+}
+
+impl Rotation {
+    fn annotations(&self, number: u32) -> Vec<(&'static str, String)> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Wanted { at_once } => vec![(
+                ROTATE,
+                format!("{}:{number}", if *at_once { "now" } else { "grace" }),
+            )],
+            Self::Retiring { hash, until } => {
+                let mut pairs = vec![(RETIRING, hash.clone())];
+                pairs.extend(until.map(|until| (RETIRING_UNTIL, until.to_string())));
+                pairs
+            }
+        }
+    }
+
+    /// Reads it back. What makes no sense asks for nothing and keeps nothing alive.
+    fn parse(wanted: Option<&str>, hash: Option<&str>, until: Option<&str>, number: u32) -> Self {
+        let wanted = wanted.and_then(|text| text.split_once(':'));
+        match wanted.filter(|(_, of)| of.parse() == Ok(number)) {
+            Some(("grace", _)) => return Self::Wanted { at_once: false },
+            Some(("now", _)) => return Self::Wanted { at_once: true },
+            _ => {}
+        }
+        match (hash, until.map(str::parse::<Timestamp>)) {
+            (Some(hash), None) => Self::Retiring {
+                hash: hash.to_owned(),
+                until: None,
+            },
+            (Some(hash), Some(Ok(until))) => Self::Retiring {
+                hash: hash.to_owned(),
+                until: Some(until),
+            },
+            _ => Self::None,
+        }
+    }
+}
+
 /// What the agent wants stored for one slot of one resource.
 #[derive(Debug, Clone)]
 pub struct Connection {
@@ -129,6 +194,8 @@ pub struct Connection {
     pub embedder: Option<String>,
     /// The order that last had a part in it.
     pub order: Option<Uuid>,
+    /// Where the replacement of the key stands.
+    pub rotation: Rotation,
 }
 
 impl PartialEq for Connection {
@@ -148,6 +215,7 @@ impl PartialEq for Connection {
             models,
             embedder,
             order,
+            rotation,
         } = self;
         *slot == other.slot
             && *resource == other.resource
@@ -162,6 +230,7 @@ impl PartialEq for Connection {
             && *models == other.models
             && *embedder == other.embedder
             && *order == other.order
+            && *rotation == other.rotation
     }
 }
 
@@ -641,6 +710,7 @@ impl Draft {
         annotations.extend(connection.project.map(|project| (PROJECT, uuid(project))));
         annotations.extend(connection.order.map(|order| (ORDER, uuid(order))));
         annotations.extend(connection.embedder.clone().map(|model| (EMBEDDER, model)));
+        annotations.extend(connection.rotation.annotations(connection.number));
         if connection.slot == Slot::Chat {
             annotations.push((RELOADER, "true".to_owned()));
         }
@@ -710,6 +780,7 @@ impl Record {
         let slot = self.labels.get(SLOT).and_then(|slot| Slot::parse(slot));
         let slot = slot.ok_or_else(|| format!("label {SLOT} is missing or unknown"))?;
         let unreadable = |key: &str| format!("annotation {key} makes no sense");
+        let number = required(NUMBER)?.parse().map_err(|_| unreadable(NUMBER))?;
         let connection = Connection {
             slot,
             resource: self.uuid(&self.labels, RESOURCE)?,
@@ -717,13 +788,19 @@ impl Record {
             project: optional(PROJECT)?,
             name: self.name.clone(),
             alias: required(ALIAS)?.to_owned(),
-            number: required(NUMBER)?.parse().map_err(|_| unreadable(NUMBER))?,
+            number,
             state: SecretState::parse(required(STATE)?).ok_or_else(|| unreadable(STATE))?,
             key: self.key(slot, required(KEY_SHA256)?)?,
             base_url: required(BASE_URL)?.to_owned(),
             models: serde_json::from_str(required(MODELS)?).map_err(|_| unreadable(MODELS))?,
             embedder: annotation(EMBEDDER).map(str::to_owned),
             order: optional(ORDER)?,
+            rotation: Rotation::parse(
+                annotation(ROTATE),
+                annotation(RETIRING),
+                annotation(RETIRING_UNTIL),
+                number,
+            ),
         };
         match connection.fault() {
             None => Ok(connection),

@@ -38,6 +38,7 @@ fn connection(slot: Slot) -> Connection {
         models: vec!["qwen".to_owned(), "embed".to_owned()],
         embedder: (slot == Slot::Chat).then(|| "embed".to_owned()),
         order: Some(Uuid::from_u128(9)),
+        rotation: Rotation::None,
     }
 }
 
