@@ -290,7 +290,7 @@ async fn where_waldur_refuses_the_component_is_retired_tried_again_and_un_retire
         pass(&world, &agent).await;
         let kind = "heron-70b:input";
         assert_eq!(name_of(&world, kind).unwrap(), "[retired] heron-70b input", "{profile:?}: {:?}", agent.conditions.all());
-        let price = world.waldur.prices(world.offering)[kind].clone();
+        let price = world.waldur.prices(world.offering)[kind];
         assert_eq!(price.future, Some(Decimal::ZERO), "a zero that is really kept");
         assert!(note(&world, kind)["reason"].as_str().unwrap().contains("already used"));
         world.faults.reset_calls();
@@ -312,7 +312,7 @@ async fn where_waldur_refuses_the_component_is_retired_tried_again_and_un_retire
         pass(&world, &agent).await;
         assert_eq!(name_of(&world, kind).unwrap(), "heron-70b input: 0.0002 EUR per 1k tokens from 2027-03-01");
         assert_eq!(note(&world, kind), json!({"model": "heron-70b"}));
-        let price = world.waldur.prices(world.offering)[kind].clone();
+        let price = world.waldur.prices(world.offering)[kind];
         assert_eq!(price.future.map(|price| price.normalize().to_string()).as_deref(), Some("0.0002"));
         assert!(world.waldur.models(world.offering).contains(&"heron-70b".to_owned()));
         assert_eq!(team_models(&world, resource), ["kestrel-8b", "qwen3-embedding-0-6b"]);
