@@ -186,6 +186,44 @@ async fn limits_get_their_defaults_and_bounds_and_cost_nothing() {
 }
 
 #[tokio::test]
+async fn a_limit_that_the_configuration_has_no_more_bounds_nobody() {
+    for profile in PROFILES {
+        let (world, agent) = world(profile, "").await;
+        settled(&world, &agent).await;
+        world.write("catalogue.yml", &CATALOGUE.replace("  budget: {max_budget_eur: 35}\n", ""));
+        let limits = "limits: {max_budget: {default: 20, max: 1000}, tpm_limit: {default: 100000}, rpm_limit: {default: 600}}";
+        let text = world.config_text("").replace(limits, "limits: {allow_unlimited: true}");
+        let free = Agent::new(world.parse(&text), world.clock.clone()).await.unwrap();
+        settled(&world, &free).await;
+        let offering = free.waldur.offering(world.offering).await.unwrap();
+        let of = |kind: &str| offering.components.iter().find(|component| component.kind == kind).unwrap();
+        assert_eq!(of("max_budget").max_value, None);
+        assert_eq!(of("tpm_limit").default_limit, None);
+        let (order, _) = world.waldur.order(world.offering, &world.project, "vast", &["kestrel-8b"], &[("max_budget", "5000")]);
+        world.beat(&free).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        world.check();
+    }
+}
+
+#[tokio::test]
+async fn a_budget_of_the_catalogue_above_the_most_of_the_offering_refuses_nobody() {
+    for profile in PROFILES {
+        let (world, agent) = world(profile, "").await;
+        world.write("catalogue.yml", &CATALOGUE.replace("max_budget_eur: 35", "max_budget_eur: 5000"));
+        settled(&world, &agent).await;
+        let offering = agent.waldur.offering(world.offering).await.unwrap();
+        let budget = offering.components.iter().find(|component| component.kind == "max_budget").unwrap();
+        assert_eq!((budget.default_limit, budget.max_value), (Some(dec("1000")), Some(dec("1000"))));
+        let (order, resource) = world.waldur.order(world.offering, &world.project, "plain", &["kestrel-8b"], &[]);
+        world.beat(&agent).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        assert_eq!(world.gateway.team(&resource.simple().to_string()).unwrap().max_budget, Some(dec("1000")));
+        world.check();
+    }
+}
+
+#[tokio::test]
 async fn hand_made_differences_are_put_right() {
     let (world, agent) = world(Profile::Late2026, "").await;
     settled(&world, &agent).await;

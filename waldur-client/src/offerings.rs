@@ -171,12 +171,12 @@ pub struct ComponentChange {
     /// Least limit a customer may choose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_value: Option<i64>,
-    /// Largest limit a customer may choose.
+    /// Largest limit a customer may choose; `Some(None)` takes it away.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_value: Option<i64>,
-    /// Limit the order form starts with.
+    pub max_value: Option<Option<i64>>,
+    /// Limit the order form starts with; `Some(None)` takes it away.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub default_limit: Option<i64>,
+    pub default_limit: Option<Option<i64>>,
 }
 
 impl Client {

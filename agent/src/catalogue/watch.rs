@@ -134,6 +134,8 @@ pub struct Watch {
     withheld: BTreeMap<String, Wait>,
     /// Missing models whose loss was accepted, though they do not count as gone yet.
     let_go: BTreeSet<String>,
+    /// While the monthly budget is missing that there was: without it teams could spend without bound.
+    no_budget: Option<Wait>,
     last_read: Option<Timestamp>,
     view: Option<Arc<View>>,
 }
@@ -158,6 +160,7 @@ impl Watch {
             absent: BTreeMap::new(),
             withheld: BTreeMap::new(),
             let_go: BTreeSet::new(),
+            no_budget: None,
             last_read: None,
             view: None,
         }
@@ -169,6 +172,7 @@ impl Watch {
         let Some(read) = read else {
             self.absent.clear();
             self.withheld.clear();
+            self.no_budget = None;
             let view = self.view.as_deref()?;
             if view.readable {
                 self.view = Some(Arc::new(View { readable: false, ..view.clone() }));
@@ -213,8 +217,17 @@ impl Watch {
         self.orderable.extend(remembered.choices.iter().cloned());
         self.orderable.retain(|name| !served.contains(name) && !read.disabled.contains(name) && !self.gone.contains(name));
         self.orderable.extend(read.orderable());
+        let budget = self.effective.as_ref().map_or(remembered.max_budget, |effective| effective.max_budget).filter(|_| read.max_budget.is_none());
+        self.no_budget = budget.map(|_| match self.no_budget {
+            Some(wait) => Wait { reads: wait.reads.saturating_add(u32::from(distinct)), ..wait },
+            None => Wait { since: now, reads: 1 },
+        });
+        let budget = budget.filter(|_| !self.no_budget.as_ref().is_some_and(over));
         let catalogue = match (&held, &self.effective) {
-            (None, _) => self.keep(self.with_missing(read)),
+            (None, _) => {
+                let catalogue = self.with_missing(read);
+                self.keep(Catalogue { max_budget: catalogue.max_budget.or(budget), ..catalogue })
+            }
             (Some(_), Some(effective)) => Arc::clone(effective),
             // After a restart there is nothing but the file that lost so much.
             (Some(_), None) => Arc::new(Catalogue { max_budget: read.max_budget.or(remembered.max_budget), ..read.clone() }),

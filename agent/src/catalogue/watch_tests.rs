@@ -218,3 +218,32 @@ fn what_is_switched_off_on_purpose_is_no_longer_sold_at_once_and_gone_after_the_
     assert!(!view.is_stale("c", &["c".to_owned()]), "an offering that always includes it keeps it");
     assert!(view.model("c").is_some() && view.model("b").is_none());
 }
+
+#[test]
+fn a_budget_that_left_the_file_holds_as_long_as_a_model_would() {
+    let with = Catalogue { max_budget: Some(Decimal::TEN), ..catalogue(&["a", "b"]) };
+    let without = Catalogue { digest: "cut".into(), ..catalogue(&["a", "b"]) };
+    // After a restart the offering remembers it.
+    for restarted in [false, true] {
+        let mut site = Site::new();
+        if restarted {
+            site.remembered.max_budget = Some(Decimal::TEN);
+        } else {
+            site.read(&with);
+        }
+        for _ in 0..3 {
+            assert_eq!(site.read(&without).max_budget, Some(Decimal::TEN), "a file cut before the budget lifts nobody's");
+            site.later(HOUR / 4);
+        }
+        site.watch.observe(None, site.now, &site.remembered);
+        assert_eq!(site.read(&without).max_budget, Some(Decimal::TEN));
+        site.later(HOUR);
+        assert_eq!(site.read(&without).max_budget, Some(Decimal::TEN), "a failed read lets the wait begin anew");
+        site.later(HOUR);
+        assert_eq!(site.read(&without).max_budget, None);
+        assert_eq!(site.read(&without).max_budget, None, "and it stays away, whatever the offering still remembers");
+        assert_eq!(site.read(&with).max_budget, Some(Decimal::TEN));
+        let twenty = Catalogue { max_budget: Some(Decimal::from(20)), ..with.clone() };
+        assert_eq!(site.read(&twenty).max_budget, Some(Decimal::from(20)), "another budget counts at once");
+    }
+}

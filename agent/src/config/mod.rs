@@ -298,6 +298,15 @@ pub struct LimitRule {
     pub max: Option<Decimal>,
 }
 
+impl LimitRule {
+    /// The default where another place has one that goes first, such as the catalogue's budget; never above `max`.
+    #[must_use]
+    pub fn default_after(&self, first: Option<Decimal>) -> Option<Decimal> {
+        let default = first.or(self.default)?;
+        Some(self.max.map_or(default, |max| default.min(max)))
+    }
+}
+
 /// Defaults and bounds of what may be ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitsConfig {

@@ -37,13 +37,14 @@ impl fmt::Display for LimitProblem {
 }
 
 /// The caps that follow from what was ordered, the catalogue's monthly budget and the offering's defaults, in that order.
+/// A budget of the catalogue above the offering's maximum counts as that maximum: no customer chose it.
 ///
 /// # Errors
 /// Every limit that is negative, zero where zero means nothing, above the offering's maximum or not a whole number.
 pub fn effective_limits(ordered: &BTreeMap<String, Decimal>, catalogue_budget: Option<Decimal>, rules: &LimitsConfig) -> Result<TeamLimits, Vec<LimitProblem>> {
     let mut problems = Vec::new();
     let mut checked = |name: &str, rule: &LimitRule, fallback: Option<Decimal>, zero_is_meant: bool| {
-        let value = ordered.get(name).copied().or(fallback).or(rule.default)?;
+        let value = ordered.get(name).copied().or_else(|| rule.default_after(fallback))?;
         let problem = if value.is_sign_negative() && !value.is_zero() {
             Some("may not be negative".to_owned())
         } else if value.is_zero() && !zero_is_meant {

@@ -132,6 +132,7 @@ impl OfferingAction {
 
 fn describe_change(change: &ComponentChange) -> String {
     let number = |name: &str, value: Option<i64>| value.map(|value| format!("{name} → {value}"));
+    let bound = |name: &str, value: Option<Option<i64>>| value.map(|value| format!("{name} → {}", value.map_or_else(|| "none".into(), |value| value.to_string())));
     let text = |name: &str, value: &Option<String>| value.as_ref().map(|value| format!("{name} → {value:?}"));
     let parts = [
         text("name", &change.name),
@@ -139,8 +140,8 @@ fn describe_change(change: &ComponentChange) -> String {
         text("unit", &change.measured_unit),
         text("limit period", &change.limit_period),
         number("least", change.min_value),
-        number("most", change.max_value),
-        number("default", change.default_limit),
+        bound("most", change.max_value),
+        bound("default", change.default_limit),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
@@ -417,7 +418,7 @@ fn wanted_components(shop: &Shop<'_>) -> Vec<Wanted> {
         }
     }
     let limits = &settings.limits;
-    let budget = LimitRule { default: shop.view.max_budget.or(limits.max_budget.default), ..limits.max_budget };
+    let budget = LimitRule { default: limits.max_budget.default_after(shop.view.max_budget), ..limits.max_budget };
     let rows = [
         ("max_budget", "Budget per month", settings.currency.as_str(), budget),
         ("tpm_limit", "Tokens per minute", "tokens/min", limits.tpm_limit),
@@ -522,8 +523,8 @@ fn create(want: &Wanted) -> NewComponent {
     if let Some(rule) = &want.limit {
         details.limit_period = Some("month".into());
         details.min_value = Some(0);
-        details.max_value = whole(rule.max);
-        details.default_limit = whole(rule.default);
+        details.max_value = whole(rule.max).map(Some);
+        details.default_limit = whole(rule.default).map(Some);
     }
     NewComponent { kind: want.kind.clone(), details }
 }
@@ -537,7 +538,11 @@ fn change(want: &Wanted, there: &Component) -> Option<OfferingAction> {
         ..ComponentChange::default()
     };
     if let Some(rule) = &want.limit {
-        let number = |want: Option<Decimal>, there: Option<Decimal>| whole(want).filter(|want| there != Some(Decimal::from(*want)));
+        // What the configuration has no more is taken away, else Waldur goes on refusing orders by it.
+        let number = |want: Option<Decimal>, there: Option<Decimal>| {
+            let want = whole(want);
+            (want.map(Decimal::from) != there).then_some(want)
+        };
         change.max_value = number(rule.max, there.max_value);
         change.default_limit = number(rule.default, there.default_limit);
     }
