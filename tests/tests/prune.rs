@@ -407,3 +407,36 @@ async fn a_model_taken_out_of_sale_on_purpose_is_no_choice_at_once_and_leaves_te
     assert!(note(&world, "heron-70b:input").get("gone").is_some());
     world.check();
 }
+
+#[tokio::test]
+async fn a_model_without_components_is_remembered_as_gone_over_a_restart() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        world.write("catalogue.yml", &catalogue(&EIGHT));
+        let text = world.config_text("").replace("    limits:", "    components: [aggregate]\n    billing: spend\n    limits:");
+        let start = || Agent::new(world.parse(&text), world.clock.clone());
+        let agent = start().await.unwrap();
+        agent.offering_beat().await;
+        let named = world.sold(&agent, "named", &["kestrel-8b", "heron-70b"]).await;
+        let all = world.sold(&agent, "all", &["all"]).await;
+        world.write("catalogue.yml", &catalogue(&WITHOUT_HERON));
+        // The choice goes, and the process ends before any team is looked at.
+        for _ in 0..5 {
+            agent.offering_beat().await;
+            world.advance(25 * MINUTE);
+        }
+        assert!(!world.waldur.models(world.offering).contains(&"heron-70b".to_owned()));
+        let again = start().await.unwrap();
+        past_the_hold(&world, &again).await;
+        for resource in [named, all] {
+            assert!(!team_models(&world, resource).contains(&"heron-70b".to_owned()), "{profile:?}: {:?}", team_models(&world, resource));
+        }
+        world.faults.reset_calls();
+        pass(&world, &again).await;
+        assert_eq!(world.writes(None), Vec::<String>::new());
+        world.write("catalogue.yml", &catalogue(&EIGHT));
+        pass(&world, &again).await;
+        assert!(team_models(&world, named).contains(&"heron-70b".to_owned()));
+        world.check();
+    }
+}

@@ -53,6 +53,8 @@ pub struct Notes {
     pub accepted: Option<String>,
     /// The catalogue's monthly budget.
     pub max_budget: Option<Decimal>,
+    /// Models that have gone and that no component says so of; some team may still have them after a crash.
+    pub gone: BTreeSet<String>,
 }
 
 impl Notes {
@@ -79,6 +81,7 @@ impl Notes {
             components: components.collect(),
             accepted: text(ours, "accepted_catalogue"),
             max_budget: text(ours, "max_budget").and_then(|text| text.parse().ok()),
+            gone: ours.get("gone").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect(),
         }
     }
 
@@ -97,6 +100,8 @@ impl Notes {
         set("owner", self.owner.clone().map(Value::String));
         set("accepted_catalogue", self.accepted.clone().map(Value::String));
         set("max_budget", self.max_budget.map(|budget| Value::String(budget.normalize().to_string())));
+        let gone = self.gone.iter().cloned().map(Value::String).collect();
+        set("gone", Some(Value::Array(gone)).filter(|_| !self.gone.is_empty()));
         let components = self.components.iter().map(|(kind, note)| (kind.clone(), Value::Object(note_json(note))));
         set("components", Some(Value::Object(components.collect())));
         metadata.insert(KEY.into(), Value::Object(ours));
@@ -133,6 +138,7 @@ pub fn remembered(offering: &Offering) -> Remembered {
     let mut models = with(false);
     models.extend(choices.iter().cloned());
     let mut gone = with(true);
+    gone.extend(notes.gone.iter().cloned());
     gone.retain(|name| !models.contains(name));
     Remembered { models, choices, gone, accepted: notes.accepted.into_iter().collect(), max_budget: notes.max_budget }
 }

@@ -94,7 +94,8 @@ impl fmt::Display for OfferingAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Note(notes) => {
-                let gone: BTreeSet<&str> = notes.components.values().filter(|note| note.gone.is_some()).filter_map(|note| note.model.as_deref()).collect();
+                let with_components = notes.components.values().filter(|note| note.gone.is_some()).filter_map(|note| note.model.as_deref());
+                let gone: BTreeSet<&str> = with_components.chain(notes.gone.iter().map(String::as_str)).collect();
                 write!(f, "note which components are ours ({})", notes.components.len())?;
                 if !gone.is_empty() {
                     write!(f, "; gone: {}", gone.into_iter().collect::<Vec<_>>().join(", "))?;
@@ -592,6 +593,8 @@ fn next_notes(shop: &Shop<'_>, offering: &Offering, notes: &Notes, wanted: &[Wan
     for want in wanted {
         next.components.insert(want.kind.clone(), Note::of(want.model.as_deref()));
     }
+    let told = |name: &String| next.components.values().any(|note| note.gone.is_some() && note.model.as_ref() == Some(name));
+    next.gone = shop.view.gone.iter().filter(|name| !told(name)).cloned().collect();
     next
 }
 
