@@ -5,7 +5,7 @@
 //! repeating anything is safe, and "sent" is only what a read-back shows.
 
 pub mod audit;
-mod budget;
+pub(crate) mod budget;
 mod keys;
 mod ledger;
 pub mod pass;

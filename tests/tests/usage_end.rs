@@ -154,6 +154,25 @@ async fn the_audit_names_a_lost_flush_to_the_token_and_lag_by_its_calls() {
     assert_eq!(audit.unexplained(), 0);
 }
 
+#[tokio::test]
+async fn a_budget_that_the_gateway_does_not_reset_raises_an_alarm() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    let reset = world.gateway.team(&id(resource)).unwrap().budget_reset_at.unwrap();
+    // The gateway's clock stands still, and with it its reset job.
+    world.clock.set(reset);
+    world.clock.advance(Duration::from_secs(3600));
+    world.slow_beat(&agent).await;
+    assert!(!agent.conditions.holds("budget-not-reset"));
+    world.clock.advance(Duration::from_secs(1));
+    world.slow_beat(&agent).await;
+    assert!(agent.conditions.holds("budget-not-reset"));
+    world.sim_clock.set(world.clock.now());
+    world.slow_beat(&agent).await;
+    assert!(!agent.conditions.holds("budget-not-reset"));
+}
+
 fn program(world: &World, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {

@@ -15,6 +15,7 @@ use crate::observe::{Depth, World};
 use crate::plan::{Ownership, Removal, Verdict, evaluate, plan_access, plan_removal, wanted_access};
 use crate::rotation::NotRotated;
 use crate::secrets::{SecretState, Slot};
+use crate::usage::budget;
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
@@ -197,10 +198,13 @@ pub async fn status(agent: &Agent, as_json: bool) -> Result<(), Problem> {
         };
         let budget = team.and_then(|team| team.max_budget);
         let spend = team.map(|team| team.spend).unwrap_or_default();
+        let share = team.and_then(budget::share);
+        let overdue = team.is_some_and(|team| budget::is_overdue(team, agent.clock.now()));
         values.push(json!({
             "resource": id.simple().to_string(), "offering": offering.simple().to_string(), "slug": resource.slug, "state": resource.state.to_string(), "team": ownership,
             "keys": seen.keys.len(), "project_secret": ready(Slot::Project), "chat_secret": ready(Slot::Chat), "spend": spend.to_string(),
             "max_budget": budget.map(|b| b.to_string()), "budget_reset_at": team.and_then(|t| t.budget_reset_at),
+            "spent_percent": share.map(|share| share.to_string()), "budget_reset_overdue": overdue,
         }));
         rows.push(vec![
             id.simple().to_string(),
@@ -210,8 +214,13 @@ pub async fn status(agent: &Agent, as_json: bool) -> Result<(), Problem> {
             seen.keys.len().to_string(),
             ready(Slot::Project).to_owned(),
             ready(Slot::Chat).to_owned(),
-            format!("{} / {}", spend.round_dp(2).normalize(), budget.map_or_else(|| "none".into(), |b: Decimal| b.normalize().to_string())),
-            team.and_then(|t| t.budget_reset_at).map(|at| at.to_string()).unwrap_or_default(),
+            format!(
+                "{} / {}{}",
+                spend.round_dp(2).normalize(),
+                budget.map_or_else(|| "none".into(), |b: Decimal| b.normalize().to_string()),
+                share.map(|share| format!(" ({share} %)")).unwrap_or_default()
+            ),
+            format!("{}{}", team.and_then(|t| t.budget_reset_at).map(|at| at.to_string()).unwrap_or_default(), if overdue { " OVERDUE" } else { "" }),
         ]);
     }
     if as_json {

@@ -63,3 +63,32 @@ impl Agent {
         metrics::gauge!("llm_access_budget_resets_overdue").set(count(overdue));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn team(budget: Option<&str>, spend: &str, reset: Option<&str>) -> Team {
+        Team { max_budget: budget.map(|budget| budget.parse().unwrap()), spend: spend.parse().unwrap(), budget_reset_at: reset.map(|at| at.parse().unwrap()), ..Team::default() }
+    }
+
+    #[test]
+    fn a_share_is_rounded_down_and_never_below_nothing() {
+        for (budget, spend, percent) in [("50", "49.999", "99"), ("50", "50", "100"), ("0.5", "0.25", "50"), ("50", "-0.0000000000000000002", "0"), ("50", "60", "120")] {
+            assert_eq!(share(&team(Some(budget), spend, None)).unwrap().to_string(), percent, "{spend} of {budget}");
+        }
+        assert_eq!(share(&team(None, "5", None)), None);
+        assert_eq!(share(&team(Some("0"), "5", None)), None);
+    }
+
+    #[test]
+    fn a_reset_is_overdue_an_hour_after_it_was_due() {
+        let due = Some("2026-12-01T00:00:00Z");
+        let overdue = |team: &Team, now: &str| is_overdue(team, now.parse().unwrap());
+        assert!(!overdue(&team(Some("50"), "1", due), "2026-12-01T01:00:00Z"));
+        assert!(overdue(&team(Some("50"), "1", due), "2026-12-01T01:00:01Z"));
+        assert!(!overdue(&team(None, "1", due), "2026-12-09T00:00:00Z"));
+        assert!(!overdue(&team(Some("50"), "1", None), "2026-12-09T00:00:00Z"));
+    }
+}
