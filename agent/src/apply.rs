@@ -69,6 +69,7 @@ impl Agent {
                 Err(error) if error.class() == Class::NotFound => Ok(()),
                 outcome => Ok(outcome?),
             },
+            Action::FreeKey { hash, bounds, .. } => Ok(self.gateway.clear_own_bounds(hash, bounds).await?),
             Action::ReportApiKey { alias, key } => Ok(self.waldur.report_api_key_created(resource, &alias.to_string(), key).await?),
             Action::SetEndpoints(endpoints) => match self.waldur.set_endpoints(resource, endpoints).await {
                 Ok(()) => {
@@ -146,6 +147,7 @@ impl Action {
             Self::RegisterKey { .. } => "register-key",
             Self::MintKey { .. } => "mint-key",
             Self::DeleteKey { .. } => "delete-key",
+            Self::FreeKey { .. } => "free-key",
             Self::ReportApiKey { .. } => "report-api-key",
             Self::SetEndpoints(_) => "set-endpoints",
             Self::SubmitReport(_) => "submit-report",

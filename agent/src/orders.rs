@@ -408,7 +408,7 @@ impl Agent {
             }
         }
         let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-        let message = format!("the peers do not keep what is written ({}); is there a default_team_params setting or another writer?", left.join("; "));
+        let message = format!("the peers do not keep what is written ({}); is there a default_team_params or upperbound_key_generate_params setting, or another writer?", left.join("; "));
         self.conditions.raise("not-kept", id.simple(), format!("resource {}: {message}", id.simple()));
         Err(Failure::Transient { peer: Peer::Gateway, message, retry_after: None, unreachable: false })
     }

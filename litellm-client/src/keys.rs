@@ -22,6 +22,7 @@ const GENERATE: &str = "/key/generate";
 const DELETE: &str = "/key/delete";
 const LIST: &str = "/key/list";
 const INFO: &str = "/key/info";
+const UPDATE: &str = "/key/update";
 const MODELS: &str = "/v1/models";
 
 /// The hash by which the gateway knows a key: SHA-256, lower-case hexadecimal.
@@ -63,6 +64,8 @@ pub struct Key {
     pub tpm_limit: Option<u64>,
     /// Requests per minute of its own.
     pub rpm_limit: Option<u64>,
+    /// Requests at the same time of its own.
+    pub max_parallel_requests: Option<u64>,
     /// When it ends.
     pub expires: Option<Timestamp>,
     /// The counter of its budget. Not its usage.
@@ -71,6 +74,59 @@ pub struct Key {
     pub metadata: Map<String, Value>,
     /// Whether it is deleted; the gateway still shows it.
     pub deleted: bool,
+}
+
+/// A bound that a key has of its own, beside those of its team. [`NewKey`] asks for none, but the proxy's settings
+/// `default_key_generate_params` and `upperbound_key_generate_params` fill them in, and people set them by hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OwnBound {
+    /// Models.
+    Models,
+    /// A budget.
+    Budget,
+    /// Tokens per minute.
+    Tokens,
+    /// Requests per minute.
+    Requests,
+    /// Requests at the same time.
+    Parallel,
+    /// An end.
+    End,
+}
+
+impl OwnBound {
+    /// The field of a request that sets it; the end is set by a duration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Models => "models",
+            Self::Budget => "max_budget",
+            Self::Tokens => "tpm_limit",
+            Self::Requests => "rpm_limit",
+            Self::Parallel => "max_parallel_requests",
+            Self::End => "duration",
+        }
+    }
+}
+
+impl Key {
+    /// The bounds it has of its own.
+    #[must_use]
+    pub fn own_bounds(&self) -> Vec<OwnBound> {
+        // The name of "what its team may call" is no bound.
+        let narrowed = self.models.iter().any(|model| model != "all-team-models");
+        [
+            (OwnBound::Models, narrowed),
+            (OwnBound::Budget, self.max_budget.is_some()),
+            (OwnBound::Tokens, self.tpm_limit.is_some()),
+            (OwnBound::Requests, self.rpm_limit.is_some()),
+            (OwnBound::Parallel, self.max_parallel_requests.is_some()),
+            (OwnBound::End, self.expires.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(bound, has)| has.then_some(bound))
+        .collect()
+    }
 }
 
 /// A key row; `/key/info` leaves out the hash that was asked for.
@@ -95,6 +151,8 @@ pub(crate) struct KeyRow {
     tpm_limit: Option<u64>,
     #[serde(default, deserialize_with = "number::optional_limit")]
     rpm_limit: Option<u64>,
+    #[serde(default, deserialize_with = "number::optional_limit")]
+    max_parallel_requests: Option<u64>,
     #[serde(default, deserialize_with = "number::optional_timestamp")]
     expires: Option<Timestamp>,
     #[serde(default, deserialize_with = "number::decimal_or_zero")]
@@ -119,6 +177,7 @@ impl KeyRow {
             max_budget: self.max_budget,
             tpm_limit: self.tpm_limit,
             rpm_limit: self.rpm_limit,
+            max_parallel_requests: self.max_parallel_requests,
             expires: self.expires,
             spend: self.spend,
             metadata: self.metadata,
@@ -393,6 +452,26 @@ impl Client {
         })
     }
 
+    /// Takes bounds of its own away from a key, so that only its team's hold. Nothing else about it changes.
+    ///
+    /// # Errors
+    /// [`Class::NotFound`] when there is no such key.
+    pub async fn clear_own_bounds(&self, hash: &str, bounds: &[OwnBound]) -> Result<()> {
+        if bounds.is_empty() {
+            return Ok(());
+        }
+        if !is_hash(hash) {
+            return Err(invalid(
+                "POST",
+                UPDATE,
+                "keys are changed by their SHA-256 in lower-case hexadecimal",
+            ));
+        }
+        self.call(Call::post(UPDATE, &cleared(hash, bounds))?)
+            .await
+            .map(drop)
+    }
+
     /// Deletes keys by their hashes; none to delete makes no call. The gateway lists names as deleted that never existed when at
     /// least one did, so success says nothing about each: read them back.
     ///
@@ -436,6 +515,20 @@ impl Client {
         }
         verdict(&answer, answer.error())
     }
+}
+
+/// A null clears a bound; for a key, unlike for a team, no models of its own are those of its team.
+fn cleared(hash: &str, bounds: &[OwnBound]) -> Map<String, Value> {
+    let mut body = Map::new();
+    body.insert("key".to_owned(), Value::String(hash.to_owned()));
+    for bound in bounds {
+        let none = match bound {
+            OwnBound::Models => Value::Array(Vec::new()),
+            _ => Value::Null,
+        };
+        body.insert(bound.as_str().to_owned(), none);
+    }
+    body
 }
 
 fn verdict(answer: &Answer, error: Error) -> Result<KeyVerdict> {
@@ -502,6 +595,25 @@ mod tests {
             serde_json::to_string(&body).unwrap(),
             r#"{"team_id":"t","key_alias":"t-1","key":"sk-x","metadata":{},"blocked":true}"#
         );
+    }
+
+    #[test]
+    fn only_the_bounds_a_key_has_are_cleared() {
+        let key = Key {
+            models: vec!["kestrel-8b".to_owned()],
+            max_budget: Some(Decimal::ONE),
+            expires: Some(Timestamp::UNIX_EPOCH),
+            ..Key::default()
+        };
+        assert_eq!(
+            Value::Object(cleared("h", &key.own_bounds())),
+            serde_json::json!({"key": "h", "models": [], "max_budget": null, "duration": null})
+        );
+        let team = Key {
+            models: vec!["all-team-models".to_owned()],
+            ..Key::default()
+        };
+        assert_eq!(team.own_bounds(), []);
     }
 
     #[test]

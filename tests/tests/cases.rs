@@ -388,6 +388,35 @@ async fn c08_an_order_stays_open_where_the_proxy_cannot_clear_its_defaults() {
     world.check();
 }
 
+#[tokio::test]
+async fn c08_what_the_gateway_gives_a_key_of_its_own_is_cleared_before_the_order_is_done() {
+    for forbid in [false, true] {
+        let world = World::new(Profile::Late2026).await;
+        world.gateway.forbid_custom_keys(forbid);
+        world.gateway.set_default_key_params(json!({"max_budget": 1.5, "tpm_limit": 10, "rpm_limit": 1, "duration": "30d", "models": ["qwen2.5-0.5b"]}));
+        let agent = patient(&world).await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        let key = world.key(resource, "project");
+        for (slot, key) in [("project", key.clone()), ("chat", world.key(resource, "chat"))] {
+            for _ in 0..3 {
+                world.gateway.chat(&key, "kestrel-8b", "P=1000 C=10").unwrap_or_else(|refusal| panic!("{slot}: {refusal:?}"));
+            }
+        }
+        world.faults.reset_calls();
+        ten_passes(&world, &agent).await;
+        assert_eq!(world.writes(None), none());
+        // Two months later the key still works.
+        world.advance(MINUTE * 60 * 24 * 61);
+        world.gateway.chat(&key, "kestrel-8b", "P=1 C=1").unwrap();
+        // What somebody sets by hand on a key goes as well: one small call.
+        world.gateway.edit_key(&llm_access_tests::checker::hash(&key), &json!({"max_budget": 0.01}));
+        world.faults.reset_calls();
+        world.slow_beat(&agent).await;
+        assert_eq!(bodies(&posts(&world, Peer::LiteLlm, "/key/update")), [json!({"key": llm_access_tests::checker::hash(&key), "max_budget": null})]);
+        world.check();
+    }
+}
+
 // ---- C09: an idle pass must write nothing ---------------------------------------------------------------------------
 
 #[tokio::test]

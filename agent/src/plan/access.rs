@@ -281,6 +281,11 @@ fn plan_keys(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Chose
         if chosen.key.is_none() {
             actions.push(Action::RegisterKey { alias: alias.clone(), key: key.clone(), metadata });
         }
+        // Filled in by the gateway's defaults for keys, or set by hand: nobody ordered it.
+        let bounds = chosen.key.map(Key::own_bounds).unwrap_or_default();
+        if let Some(live) = chosen.key.filter(|_| !bounds.is_empty()) {
+            actions.push(Action::FreeKey { hash: live.hash.clone(), alias: alias.clone(), bounds });
+        }
         let unproven = chosen.key.is_none() || secret.connection.state == SecretState::Pending;
         if unproven && !wanted.blocked {
             actions.push(Action::VerifyKey { alias, key: key.clone(), models: listed_models(models) });

@@ -186,6 +186,10 @@ impl Peers {
                 self.foreign_writes.extend(foreign);
                 self.seen.keys.retain(|key| key.hash != *hash);
             }
+            Action::FreeKey { hash, .. } => {
+                let key = self.seen.keys.iter_mut().find(|key| key.hash == *hash).expect("a key to change");
+                *key = Key { hash: key.hash.clone(), alias: key.alias.clone(), team_id: key.team_id.clone(), metadata: key.metadata.clone(), ..Key::default() };
+            }
             Action::ReportApiKey { alias, .. } => {
                 let known = self.seen.api_keys.as_mut().expect("a server with keys");
                 assert!(known.iter().all(|key| key.client_id != alias.to_string()), "{alias} is told twice");

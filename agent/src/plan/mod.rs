@@ -15,7 +15,7 @@ use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use litellm_client::{Key, NewTeam, Team, TeamPatch};
+use litellm_client::{Key, NewTeam, OwnBound, Team, TeamPatch};
 use secrecy::SecretString;
 use serde_json::{Map, Value};
 use url::Url;
@@ -228,6 +228,15 @@ pub enum Action {
         /// Its alias.
         alias: Option<String>,
     },
+    /// Take bounds away that a key has of its own: it shares those of its team.
+    FreeKey {
+        /// Its hash.
+        hash: String,
+        /// Its alias.
+        alias: KeyAlias,
+        /// What it has.
+        bounds: Vec<OwnBound>,
+    },
     /// Let the customer see the project key in Waldur.
     ReportApiKey {
         /// The alias, which is Waldur's `client_id`.
@@ -313,6 +322,9 @@ impl fmt::Display for Action {
             Self::MintKey { draft, .. } => write!(f, "have the gateway make key {}", draft.alias),
             Self::DeleteKey { hash, alias } => {
                 write!(f, "delete key {} ({}…), which no Secret holds", alias.as_deref().unwrap_or("without alias"), hash.get(..8).unwrap_or(hash))
+            }
+            Self::FreeKey { alias, bounds, .. } => {
+                write!(f, "clear what key {alias} has of its own beside its team: {}", bounds.iter().map(|bound| bound.as_str()).collect::<Vec<_>>().join(", "))
             }
             Self::ReportApiKey { alias, .. } => write!(f, "report key {alias} to Waldur"),
             Self::SetEndpoints(endpoints) => write!(f, "set endpoints {}", endpoints.iter().map(|e| e.name.as_str()).collect::<Vec<_>>().join(", ")),
