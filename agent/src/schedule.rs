@@ -28,6 +28,8 @@ struct Inner {
 
 #[derive(Debug)]
 struct Waiting {
+    /// When it was put off.
+    since: Timestamp,
     due: Timestamp,
     delays: ExponentialBackoff,
     refusals: u32,
@@ -76,11 +78,12 @@ impl Schedule {
         free.then(|| Busy { schedule: Arc::clone(self), resource })
     }
 
-    /// Whether an order may be worked on now.
+    /// Whether an order may be worked on now. A clock that was set back to before the order was put off says nothing about
+    /// how long it has waited: it is due, rather than later by as much as the clock was wrong.
     #[must_use]
     pub fn is_due(&self, order: Uuid) -> bool {
         let now = self.clock.now();
-        self.lock().waiting.get(&order).is_none_or(|waiting| waiting.due <= now)
+        self.lock().waiting.get(&order).is_none_or(|waiting| waiting.due <= now || now < waiting.since)
     }
 
     /// Puts an order off after a failure, longer each time, at least `at_least` (what the peer asked for, capped).
@@ -90,12 +93,19 @@ impl Schedule {
         let max = self.backoff.max;
         let fresh = self.delays();
         let mut inner = self.lock();
-        let waiting = inner.waiting.entry(order).or_insert_with(|| Waiting { due: now, delays: fresh, refusals: 0, why: String::new(), right: None });
+        let waiting = inner.waiting.entry(order).or_insert_with(|| Waiting { since: now, due: now, delays: fresh, refusals: 0, why: String::new(), right: None });
         let delay = waiting.delays.next().unwrap_or(max).max(at_least.unwrap_or_default()).min(max.saturating_mul(2));
+        waiting.since = now;
         waiting.due = after(now, delay);
         why.clone_into(&mut waiting.why);
         waiting.refusals = if refused { waiting.refusals.saturating_add(1) } else { 0 };
         (delay, waiting.refusals)
+    }
+
+    /// How many refusals in a row an order has met.
+    #[must_use]
+    pub fn refusals(&self, order: Uuid) -> u32 {
+        self.lock().waiting.get(&order).map_or(0, |waiting| waiting.refusals)
     }
 
     /// Puts an order off for want of a right, longer each time.
@@ -126,8 +136,8 @@ impl Schedule {
 
     /// Puts an order off until a known time, without counting it as a failure.
     pub fn wait_until(&self, order: Uuid, until: Timestamp, why: &str) {
-        let delays = self.delays();
-        self.lock().waiting.insert(order, Waiting { due: until, delays, refusals: 0, why: why.to_owned(), right: None });
+        let (since, delays) = (self.clock.now(), self.delays());
+        self.lock().waiting.insert(order, Waiting { since, due: until, delays, refusals: 0, why: why.to_owned(), right: None });
     }
 
     /// An order is through, or gone: nothing about it is kept.

@@ -51,7 +51,13 @@ impl Agent {
     /// Waldur would file it under the wrong month now.
     pub(crate) async fn bill(&self, order: &Order, offering: Uuid, resource: &Resource, since: Timestamp) -> Result<Option<Duration>, Failure> {
         let now = self.clock.now();
-        let months = BillingMonth::span(since.min(now), now);
+        // The order may have waited since an earlier month, and a team that was removed by hand says no more since when it
+        // was blocked. Late rows of the month before count as long as for a pass: after the end nothing is taken.
+        let since = order.created.map_or(since, |created| created.min(since)).min(now);
+        let running = BillingMonth::of(now);
+        let late = Duration::from_secs(86_400).saturating_mul(self.config.usage.late_days);
+        let since = if now < after(running.start(), late) { since.min(running.previous().start()) } else { since };
+        let months = BillingMonth::span(since, now);
         let (Some(first), Some(last)) = (months.first(), months.last()) else { return Ok(None) };
         let team = team_id(resource.uuid);
         let proven = self.read_ledger(&[&team], first.first_day(), last.last_day()).await?;
@@ -65,6 +71,7 @@ impl Agent {
         }
         let shared = if used.iter().any(|(_, used)| !used.models.is_empty()) { shared_names(&self.gateway.model_info().await?) } else { BTreeSet::new() };
         let seller = self.seller(offering).await?;
+        let resource = &mut resource.clone();
         for (month, used) in &used {
             let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &shared, false);
             if !amounts.homeless.is_empty() {
@@ -76,6 +83,11 @@ impl Agent {
                 self.note_unbilled(resource, *month, &format!("the models of {} share an upstream, and the gateway does not tell them apart", listed(&amounts.unknown))).await?;
             }
             let reported = self.report(&seller, resource, *month, &amounts, &used.days, How { final_usage: true, ..How::default() }).await;
+            if let Ok(reported) = &reported
+                && !reported.refused.is_empty()
+            {
+                self.note_unbilled(resource, *month, &format!("Waldur refuses usage for {}", reported.refused.join(", "))).await?;
+            }
             match reported.map(|reported| reported.outcome) {
                 Ok(Outcome::Equal | Outcome::Sent(_) | Outcome::Would(_)) => {}
                 Ok(Outcome::State(state)) => self.note_unbilled(resource, *month, &format!("Waldur takes no usage of a resource that is {state}")).await?,
@@ -94,7 +106,7 @@ impl Agent {
         let settle = self.config.terminate.settle;
         let mut memory = self.memory();
         match memory.readings.get(&order) {
-            Some((at, same)) if *same == reading => {
+            Some((at, same)) if *same == reading && *at <= now => {
                 let left = now.duration_until(after(*at, settle));
                 Duration::try_from(left).ok().filter(|left| !left.is_zero())
             }
@@ -115,12 +127,14 @@ impl Agent {
     }
 
     fn refused_for_good(&self, order: &Order, failure: &Failure) -> bool {
-        let (_, refusals) = self.schedule.back_off(order.uuid, &failure.to_string(), None, true);
+        // This one is counted when the turn ends with it.
+        let refusals = self.schedule.refusals(order.uuid).saturating_add(1);
+        tracing::debug!(refusals, "the final usage is refused: {failure}");
         refusals >= REFUSALS
     }
 
     /// Records usage that cannot be billed where people find it: the log, a metric, a condition and the resource itself.
-    async fn note_unbilled(&self, resource: &Resource, month: BillingMonth, why: &str) -> Result<(), Failure> {
+    async fn note_unbilled(&self, resource: &mut Resource, month: BillingMonth, why: &str) -> Result<(), Failure> {
         metrics::counter!("llm_access_unbilled_total").increment(1);
         self.conditions.raise("unbilled", format!("{} {month}", resource.uuid.simple()), format!("usage of {month} is not billed: {why}"));
         let mut metadata = resource.backend_metadata.clone();
@@ -132,6 +146,8 @@ impl Agent {
             }
         }
         self.waldur.set_backend_metadata(resource.uuid, &metadata).await?;
+        // The next month is noted beside this one.
+        resource.backend_metadata = metadata;
         Ok(())
     }
 }

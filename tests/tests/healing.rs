@@ -509,7 +509,37 @@ async fn a_peer_that_answers_in_vain_is_named_until_it_does_what_is_asked() {
     assert!(agent.conditions.holds("gateway-failing"), "{:?}", agent.conditions.all());
     assert_eq!(world.waldur.order_state(order), "executing");
     world.faults.remove(broken);
-    world.run_to_rest(&agent, 3).await;
+    // The last wait may be twice the longest.
+    world.run_to_rest(&agent, 25).await;
     assert!(!agent.conditions.holds("gateway-failing"));
+    world.check();
+}
+
+#[tokio::test]
+async fn a_clock_that_was_set_back_delays_no_order() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let (order, resource) = world.order("aurora", &["kestrel-8b"]);
+    let rule = world.faults.add(Rule::new(Fault::Status { status: 500, headers: Vec::new(), body: "{}".into(), after_effect: false }).peer(Peer::LiteLlm).path("/team/new"));
+    world.beat(&agent).await;
+    world.faults.remove(rule);
+    assert_eq!(world.waldur.order_state(order), "executing");
+    // The machine was a day ahead until now.
+    world.set_time("2026-11-09T09:00:00Z");
+    world.run_to_rest(&agent, 2).await;
+    assert_eq!(world.waldur.order_state(order), "done");
+    // An end waits no longer than it has to either, wherever it is when the clock is set back.
+    let end = world.waldur.terminate(resource);
+    for to in ["2026-11-08T09:00:00Z", "2026-11-07T09:00:00Z"] {
+        world.beat(&agent).await;
+        for _ in 0..if to.contains("07T") { 3 } else { 0 } {
+            world.advance(Duration::from_secs(60));
+            world.beat(&agent).await;
+        }
+        assert_eq!(world.waldur.order_state(end), "executing");
+        world.set_time(to);
+    }
+    world.run_to_rest(&agent, 8).await;
+    assert_eq!(world.waldur.order_state(end), "done");
     world.check();
 }

@@ -89,6 +89,97 @@ async fn a_resource_that_ends_over_a_months_end_is_billed_for_both() {
 }
 
 #[tokio::test]
+async fn rows_that_came_after_the_last_pass_of_a_month_are_billed_when_the_end_is_ordered_in_the_next() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        let agent = world.agent().await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        // No pass has seen this call when the month ends, and none runs before the resource does.
+        world.set_time("2026-12-01T00:20:00Z");
+        spent(&world, resource, "2026-11-30T23:59:30Z", 1000, "1.00");
+        let order = world.waldur.terminate(resource);
+        world.run_to_rest(&agent, 40).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        if profile == Profile::Y2024 {
+            assert!(world.waldur.resource(resource).backend_metadata["llm_access"]["unbilled"].get("2026-11").is_some());
+        } else {
+            assert_eq!(told(&world, resource, "2026-11", "spend"), "1.00", "{profile:?}");
+        }
+        world.check();
+    }
+}
+
+#[tokio::test]
+async fn a_team_that_is_removed_by_hand_while_its_resource_ends_is_billed_for_both_months() {
+    let world = World::new(Profile::Late2026).await;
+    // Without late days, so that it is the order that tells since when.
+    let agent = world.agent_with("usage: {late_days: 0}\n").await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    world.set_time("2026-11-30T23:58:00Z");
+    spent(&world, resource, "2026-11-30T23:57:30Z", 1000, "1.00");
+    let order = world.waldur.terminate(resource);
+    world.beat(&agent).await;
+    assert!(world.gateway.delete_team(&id(resource)));
+    world.set_time("2026-12-01T00:02:30Z");
+    world.run_to_rest(&agent, 9).await;
+    assert_eq!(world.waldur.order_state(order), "done");
+    assert_eq!(told(&world, resource, "2026-11", "spend"), "1.00");
+    world.check();
+}
+
+#[tokio::test]
+async fn months_that_cannot_be_billed_are_noted_one_beside_the_other_and_outlive_a_restore() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    world.set_time("2026-11-30T23:58:00Z");
+    let order = world.waldur.terminate(resource);
+    world.beat(&agent).await;
+    spent(&world, resource, "2026-11-30T23:58:30Z", 1000, "1.00");
+    spent(&world, resource, "2026-12-01T00:00:10Z", 2000, "2.00");
+    world.faults.add(Rule::new(Fault::Status { status: 400, headers: Vec::new(), body: r#"{"usages":["no"]}"#.into(), after_effect: false }).peer(Peer::Waldur).path("set_usage"));
+    world.run_to_rest(&agent, 60).await;
+    assert_eq!(world.waldur.order_state(order), "done");
+    let noted = |months: &[&str]| {
+        let seen = world.waldur.resource(resource).backend_metadata;
+        assert!(months.iter().all(|month| seen["llm_access"]["unbilled"].get(*month).is_some()), "{seen:?}");
+    };
+    noted(&["2026-11", "2026-12"]);
+    world.waldur.restore(resource);
+    world.run_to_rest(&agent, 9).await;
+    noted(&["2026-11", "2026-12"]);
+    world.check();
+}
+
+#[tokio::test]
+async fn a_component_that_waldur_refuses_at_the_end_is_noted_as_unbilled_and_one_it_refused_before_is_tried_again() {
+    for still in [true, false] {
+        let world = World::new(Profile::Late2026).await;
+        let agent = world.agent().await;
+        let [first, second] = [world.sold(&agent, "aurora", &["kestrel-8b"]).await, world.sold(&agent, "boreas", &["kestrel-8b"]).await];
+        spent(&world, first, "2026-11-10T09:00:10Z", 9000, "1.00");
+        world.advance(Duration::from_secs(60));
+        let answer = r#"{"non_field_errors":["These components are invalid: input_tokens."]}"#;
+        let rule = world.faults.add(Rule::new(Fault::status(400, answer)).peer(Peer::Waldur).path("set_usage").body("input_tokens"));
+        agent.usage_beat().await.unwrap();
+        assert!(agent.conditions.holds("usage-component-refused"));
+        spent(&world, second, "2026-11-10T09:01:10Z", 2000, "3.00");
+        let order = world.waldur.terminate(second);
+        if !still {
+            world.faults.remove(rule);
+        }
+        world.run_to_rest(&agent, 20).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        assert_eq!(told(&world, second, "2026-11", "spend"), "3.00");
+        assert_eq!(told(&world, second, "2026-11", "input_tokens"), if still { "none" } else { "2.00" });
+        assert_eq!(agent.conditions.holds("unbilled"), still);
+        let noted = &world.waldur.resource(second).backend_metadata["llm_access"]["unbilled"];
+        assert_eq!(noted.get("2026-11").is_some(), still, "{noted:?}");
+        world.check();
+    }
+}
+
+#[tokio::test]
 async fn a_ledger_that_does_not_add_up_delays_an_end_and_bills_nothing() {
     let world = World::new(Profile::Late2026).await;
     let agent = world.agent().await;

@@ -323,8 +323,12 @@ fn plan_waldur(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Cho
         "chat_key": alias_of(Slot::Chat).map(|a| a.to_string()),
     });
     let keys_known = slots.iter().all(|c| c.secret.is_some());
-    if keys_known && metadata.get("llm_access") != Some(&ids) {
-        metadata.insert("llm_access".into(), ids);
+    // What else is noted there, as months that were not billed, is not about these ids and stays.
+    let mut noted = metadata.get("llm_access").and_then(Value::as_object).cloned().unwrap_or_default();
+    noted.extend(ids.as_object().cloned().unwrap_or_default());
+    let noted = Value::Object(noted);
+    if keys_known && metadata.get("llm_access") != Some(&noted) {
+        metadata.insert("llm_access".into(), noted);
         actions.push(Action::SetBackendMetadata(metadata));
     }
 }

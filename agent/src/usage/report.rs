@@ -94,6 +94,8 @@ pub struct Reported {
     pub outcome: Outcome,
     /// Figures that stay higher in Waldur than the ledger has them.
     pub lower: Vec<Lower>,
+    /// Components of a final usage that Waldur refused while it took the others.
+    pub refused: Vec<String>,
 }
 
 impl Agent {
@@ -107,11 +109,20 @@ impl Agent {
         let mut decision = decide(amounts, &held, &seller.usable, how.allow_decrease || misfiled);
         self.note_lower(id, month, &decision);
         let lower = std::mem::take(&mut decision.lower);
-        let outcome = self.tell(seller, resource, month, amounts, days, (decision, held), how).await?;
+        let wanted = if how.final_usage { decision.send.clone() } else { Vec::new() };
+        let outcome = self.tell(seller, resource, month, amounts, days, (decision, held.clone()), how).await?;
+        let refused = match &outcome {
+            Outcome::Sent(_) => {
+                let memory = self.memory();
+                let refused = |usage: &Usage| memory.usage.refused.contains_key(&(seller.offering, usage.kind.clone())) && held.get(&usage.kind) != Some(&usage.amount);
+                wanted.into_iter().filter(refused).map(|usage| usage.kind).collect()
+            }
+            _ => Vec::new(),
+        };
         if misfiled && matches!(outcome, Outcome::Equal | Outcome::Sent(_)) {
             self.memory().usage.misfiled.remove(&id);
         }
-        Ok(Reported { outcome, lower })
+        Ok(Reported { outcome, lower, refused })
     }
 
     #[expect(clippy::too_many_arguments, reason = "one step of `report`")]
@@ -126,7 +137,10 @@ impl Agent {
         how: How,
     ) -> Result<Outcome, Failure> {
         let id = resource.uuid;
-        self.leave_out_refused(seller.offering, &mut decision, &held);
+        // What is left out of a final usage is left out for ever: there it is tried again, and a refusal is told.
+        if !how.final_usage {
+            self.leave_out_refused(seller.offering, &mut decision, &held);
+        }
         if decision.send.is_empty() {
             self.prove(id, month, amounts);
             return Ok(Outcome::Equal);
@@ -269,6 +283,8 @@ impl Agent {
         for _ in 0..MOST_TRIES {
             let error = match self.waldur.set_usage_by_day(resource, &left, &days_of(&left), date).await {
                 Ok(()) => {
+                    // It may have been refused an hour ago, or for another resource.
+                    self.memory().usage.refused.retain(|(of, kind), _| *of != offering || !left.iter().any(|usage| usage.kind == *kind));
                     self.note_refused(offering, &bad);
                     return Ok(Sending::Sent(left));
                 }
