@@ -256,6 +256,22 @@ async fn a_component_that_others_charge_differently_is_left_alone_and_reported()
 }
 
 #[tokio::test]
+async fn a_component_of_ours_that_somebody_charges_differently_keeps_its_price() {
+    for profile in PROFILES {
+        let (world, agent) = world(profile, "").await;
+        settled(&world, &agent).await;
+        let offering = agent.waldur.offering(world.offering).await.unwrap();
+        let uuid = offering.components.iter().find(|component| component.kind == "kestrel-8b:input").and_then(|component| component.uuid).unwrap();
+        let change = waldur_client::ComponentChange { billing_type: Some(waldur_client::BillingType::Fixed), ..Default::default() };
+        agent.waldur.update_component(world.offering, uuid, &change).await.unwrap();
+        world.waldur.set_price(world.offering, "kestrel-8b:input", dec("7"));
+        settled(&world, &agent).await;
+        assert!(agent.conditions.holds("component-not-ours"));
+        assert_eq!(price(&world, "kestrel-8b:input").0, "7", "{profile:?}: it is said to be left alone");
+    }
+}
+
+#[tokio::test]
 async fn an_offering_of_another_owner_and_a_plan_that_is_not_there_are_reported() {
     let (world, agent) = world(Profile::Late2026, "    plans: [standard]\n").await;
     settled(&world, &agent).await;

@@ -269,9 +269,12 @@ pub fn plan_offering(shop: &Shop<'_>, offering: &Offering) -> Result<OfferingPla
 
     let mut wanted = wanted_components(shop);
     let by_kind: BTreeMap<&str, &Component> = offering.components.iter().map(|component| (component.kind.as_str(), component)).collect();
+    let mut notes_left = notes.clone();
     wanted.retain(|want| match by_kind.get(want.kind.as_str()) {
         Some(there) if there.billing_type != want.billing => {
             plan.findings.push(Finding::NotOurs { kind: want.kind.clone(), billing: there.billing_type.clone() });
+            // Somebody may have made it their own; what is noted as ours costs nothing where nothing asks for it.
+            notes_left.components.remove(&want.kind);
             false
         }
         _ => true,
@@ -280,7 +283,7 @@ pub fn plan_offering(shop: &Shop<'_>, offering: &Offering) -> Result<OfferingPla
         say_price(shop, &managed, want);
     }
 
-    let next = next_notes(shop, offering, &notes, &wanted);
+    let next = next_notes(shop, offering, &notes_left, &wanted);
     if next != notes {
         plan.actions.push(OfferingAction::Note(next.clone()));
     }
