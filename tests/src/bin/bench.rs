@@ -1,7 +1,7 @@
 //! Measures the real program against the simulators and prints one table: start, memory, calls and CPU.
 //!
 //! The agent is a process of its own, so its CPU time and memory are read from `/proc` without those of the simulators.
-//! Use: `bench --agent PATH [--resources N] [--orders N] [--json]`.
+//! Use: `bench --agent PATH [--resources N] [--orders N] [--usage-resources N] [--only-usage] [--json]`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, clippy::float_arithmetic, clippy::cast_precision_loss, clippy::disallowed_methods, reason = "a tool for developers")]
 
 use std::collections::BTreeMap;
@@ -101,6 +101,10 @@ async fn until(limit: Duration, mut done: impl FnMut() -> bool) -> Duration {
     began.elapsed()
 }
 
+fn clock_date() -> jiff::civil::Date {
+    jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date()
+}
+
 #[tokio::main]
 async fn main() {
     rustls::crypto::aws_lc_rs::default_provider().install_default().unwrap();
@@ -109,9 +113,11 @@ async fn main() {
     let agent = PathBuf::from(value("--agent").expect("--agent PATH"));
     let resources: usize = value("--resources").map_or(10_000, |n| n.parse().unwrap());
     let orders: usize = value("--orders").map_or(1_000, |n| n.parse().unwrap());
+    let usage_resources: usize = value("--usage-resources").map_or(1_000, |n| n.parse().unwrap());
     let mut rows: Vec<(String, String)> = Vec::new();
+    let only_usage = args.iter().any(|a| a == "--only-usage");
 
-    {
+    if !only_usage {
         let site = Site::new(Profile::Late2026).await;
         let began = Instant::now();
         let process = site.start(&agent, "{orders: 1s, resources: 1h}", "orders");
@@ -125,7 +131,7 @@ async fn main() {
         rows.push(("CPU of an idle order beat, ms".into(), format!("{:.2}", (process.cpu() - cpu) * 1000.0 / calls as f64)));
         rows.push(("memory at rest, MB".into(), format!("{:.1}", process.memory().0)));
     }
-    for profile in [Profile::Y2024, Profile::Late2026] {
+    for profile in [Profile::Y2024, Profile::Late2026].into_iter().filter(|_| !only_usage) {
         let site = Site::new(profile).await;
         let _process = site.start(&agent, "{orders: 200ms, resources: 1h}", "orders");
         for n in 0..2 {
@@ -137,7 +143,7 @@ async fn main() {
         let lists = calls.iter().filter(|call| call.path.contains("state=executing")).count();
         rows.push((format!("peer calls of a create ({profile:?})"), format!("{}", calls.len() - lists + 1)));
     }
-    {
+    if !only_usage {
         let site = Site::new(Profile::Late2026).await;
         site.faults.set_latency(Duration::from_millis(20));
         for n in 0..orders {
@@ -150,7 +156,7 @@ async fn main() {
         rows.push((format!("{orders} orders: CPU, s"), format!("{:.2}", process.cpu())));
         rows.push((format!("{orders} orders: most calls in flight"), site.faults.in_flight_max().to_string()));
     }
-    {
+    if !only_usage {
         let site = Site::new(Profile::Y2024).await;
         for n in 0..resources {
             site.waldur.add_resource(site.offering, &site.project, &format!("bench-{n}"), &["kestrel-8b"], &[]);
@@ -184,6 +190,43 @@ async fn main() {
         rows.push((format!("drift pass, {resources} resources: memory after, MB"), format!("{now:.0}")));
         rows.push((format!("drift pass, {resources} resources: memory at most, MB"), format!("{most:.0}")));
         eprintln!("{by_path:?}");
+    }
+    for sold in [usage_resources / 2, usage_resources] {
+        let site = Site::new(Profile::Late2026).await;
+        let today = clock_date();
+        // A month with thirty days of rows: the running one at its end, else the one before.
+        let month = if today.day() >= 30 { today } else { today.first_of_month().yesterday().unwrap() };
+        let mut count = 0;
+        for n in 0..sold {
+            let resource = site.waldur.add_resource(site.offering, &site.project, &format!("bench-{n}"), &["kestrel-8b"], &[]);
+            let team = resource.simple().to_string();
+            for model in ["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "qwen3-embedding-0-6b", "osprey-3b"] {
+                for day in 1..=month.days_in_month().min(30) {
+                    let at = jiff::civil::date(month.year(), month.month(), day).at(0, 30, 0, 0).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
+                    let usage = litellm::Usage { prompt_tokens: 1234, completion_tokens: 321, cached_tokens: 0, spend: rust_decimal::Decimal::new(1_234_567, 9) };
+                    site.gateway.add_usage(Some(&team), &format!("key-{team}"), model, at, usage);
+                    count += 1;
+                }
+            }
+        }
+        let intervals = "{orders: 1h, resources: 1h, usage: 1h}\nusage: {late_days: 28}";
+        for pass in ["that reports all", "with nothing new"] {
+            site.faults.reset_calls();
+            let process = site.start(&agent, intervals, "usage");
+            let mut last = (0, Instant::now());
+            until(Duration::from_secs(300), || {
+                let calls = site.faults.count();
+                if calls != last.0 || site.faults.calls().len() < calls {
+                    last = (calls, Instant::now());
+                }
+                calls > 5 && last.1.elapsed() > Duration::from_secs(12)
+            })
+            .await;
+            let writes = site.faults.calls().iter().filter(|call| call.method != "GET").count();
+            rows.push((format!("usage pass {pass}, {count} rows: CPU, s"), format!("{:.2}", process.cpu())));
+            rows.push((format!("usage pass {pass}, {count} rows: memory at most, MB"), format!("{:.0}", process.memory().1)));
+            rows.push((format!("usage pass {pass}, {count} rows: writes"), writes.to_string()));
+        }
     }
 
     if args.iter().any(|a| a == "--json") {
