@@ -2,7 +2,8 @@
 //!
 //! Waldur allows `[A-Za-z0-9_/:-]` and 50 characters in a component type, and no dot (which many model names have). So a
 //! dot becomes `_`, and a name that could then be mistaken for another one (it has a `_` of its own, a character that is
-//! not allowed, or must be cut) gets a suffix made of its own hash. The result depends on the name alone.
+//! not allowed, must be cut, or ends as such a suffix does) gets a suffix made of its own hash. The result depends on the
+//! name alone.
 
 use sha2::{Digest, Sha256};
 
@@ -18,6 +19,9 @@ pub enum Direction {
 /// Room for the longest suffix, `:output`, within Waldur's 50 characters.
 const LONGEST_KEY: usize = 50 - ":output".len();
 
+/// So much of a name's hash tells it from others.
+const HASH_BYTES: usize = 4;
+
 /// The component key of a model, at most 43 characters.
 #[must_use]
 pub fn component_key(served_name: &str) -> String {
@@ -26,10 +30,11 @@ pub fn component_key(served_name: &str) -> String {
         .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '-' | '/') { c } else { '_' })
         .collect();
     let unambiguous = served_name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '/' | '.'));
-    if unambiguous && plain.len() <= LONGEST_KEY && !plain.is_empty() {
+    let like_a_suffix = plain.rsplit_once('_').is_some_and(|(_, end)| end.len() == 2 * HASH_BYTES && end.bytes().all(|b| b.is_ascii_hexdigit()));
+    if unambiguous && plain.len() <= LONGEST_KEY && !plain.is_empty() && !like_a_suffix {
         return plain;
     }
-    let hash: String = Sha256::digest(served_name.as_bytes()).iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let hash: String = Sha256::digest(served_name.as_bytes()).iter().take(HASH_BYTES).map(|b| format!("{b:02x}")).collect();
     let stem: String = plain.chars().take(LONGEST_KEY - 1 - hash.len()).collect();
     format!("{stem}_{hash}")
 }
@@ -56,6 +61,12 @@ mod tests {
         assert_eq!(component_key("meta/heron-70b"), "meta/heron-70b");
         assert_ne!(component_key("a.b"), component_key("a_b"));
         assert_ne!(component_key("a:input"), component_key("a_input"));
+    }
+
+    #[test]
+    fn a_name_that_ends_as_a_suffix_does_is_no_other_name() {
+        let hashed = component_key("a_b");
+        assert_ne!(component_key(&hashed.replace('_', ".")), hashed);
     }
 
     proptest! {
