@@ -181,11 +181,13 @@ impl<'a> Chosen<'a> {
         }
     }
 
-    /// Whether the key of this hash still serves beside the one in the Secret. It does in any case until that one works.
-    fn retires(&self, hash: &str, rules: &Rules<'_>) -> bool {
+    /// Whether a key, an earlier one of this slot, still serves beside the one in the Secret. It does in any case until that
+    /// one works.
+    fn retires(&self, key: &Key, resource: uuid::Uuid, rules: &Rules<'_>) -> bool {
         let Some(secret) = self.secret else { return false };
-        let Rotation::Retiring { hash: old, .. } = &secret.connection.rotation else { return false };
-        old == hash && (secret.connection.state == SecretState::Pending || self.key.is_none() || self.progress(rules) != Rotation::None)
+        let Rotation::Retiring { hash, .. } = &secret.connection.rotation else { return false };
+        let earlier = key.alias.as_deref().and_then(|alias| KeyAlias::parse(resource, alias)).is_some_and(|alias| alias.slot == self.slot && alias.number < secret.connection.number);
+        earlier && *hash == key.hash && (secret.connection.state == SecretState::Pending || self.key.is_none() || self.progress(rules) != Rotation::None)
     }
 }
 
@@ -256,7 +258,7 @@ fn plan_keys(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Chose
         let alias = key.alias.as_deref().and_then(|alias| KeyAlias::parse(resource, alias));
         alias.is_none_or(|alias| rules.slots().contains(&alias.slot))
     };
-    let retires = |key: &Key| slots.iter().any(|chosen| chosen.retires(&key.hash, rules));
+    let retires = |key: &Key| slots.iter().any(|chosen| chosen.retires(key, resource, rules));
     let stale: Vec<&Key> = seen.keys.iter().filter(ours).filter(served).filter(|key| !held(key) && !retires(key)).collect();
     // A name still held by a dead key must be free before it is used again; the others may serve until the new key works.
     let needed: Vec<String> = slots.iter().filter(|c| c.key.is_none()).filter_map(|c| c.alias(resource)).map(|a| a.to_string()).collect();

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use litellm_client::{Change, Key, Team, key_hash};
 use proptest::prelude::*;
 use rust_decimal::Decimal;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value, json};
 use url::Url;
 use uuid::Uuid;
@@ -68,7 +68,7 @@ impl Site {
             endpoints,
             custom_keys,
             project_key,
-            now: NOW.parse().unwrap(),
+            now: now(),
             grace: GRACE,
         }
     }
@@ -255,14 +255,25 @@ prop_compose! {
 }
 
 prop_compose! {
+    /// Where a replacement may stand, also one that names a key of somebody else or none at all.
+    fn a_rotation()(what in 0..4_u8, at_once: bool, stray in 0..4_u8, until in proptest::option::of(-900_i64..2000)) -> Rotation {
+        match what {
+            0 | 1 => Rotation::None,
+            2 => Rotation::Wanted { at_once },
+            _ => Rotation::Retiring { hash: format!("{stray:064}"), until: until.map(|seconds| now().checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap()) },
+        }
+    }
+}
+
+prop_compose! {
     /// A Secret, with its key alive at the gateway or not.
-    fn a_secret()(project: bool, number in 1_u32..4, n in 1_u32..1000, ready: bool, complete: bool, live: bool, name in 0..2_u8, models in names(), created in 0_i64..3) -> (Stored, bool) {
+    fn a_secret()(project: bool, rotation in a_rotation(), number in 1_u32..4, n in 1_u32..1000, ready: bool, complete: bool, live: bool, name in 0..2_u8, models in names(), created in 0_i64..3) -> (Stored, bool) {
         let slot = if project { Slot::Project } else { Slot::Chat };
         let connection = Connection {
             slot, resource: RESOURCE, offering: OFFERING, project: None,
             name: format!("{}-{name}", slot.as_str()), alias: KeyAlias { resource: RESOURCE, slot, number }.to_string(), number,
             state: if ready { SecretState::Ready } else { SecretState::Pending },
-            key: format!("sk-old-{n:08}").into(), base_url: "https://old.example.org/v1".into(), models: models.into_iter().collect(), embedder: None, order: None, rotation: Rotation::None,
+            key: format!("sk-old-{n:08}").into(), base_url: "https://old.example.org/v1".into(), models: models.into_iter().collect(), embedder: None, order: None, rotation,
         };
         (Stored::imagined(connection, complete, Timestamp::from_second(created).ok()), live)
     }
@@ -318,6 +329,15 @@ fn access(limits: &TeamLimits, models: &BTreeSet<String>, blocked: bool) -> Acce
     Access { mark: mark(OWNER), limits: limits.clone(), models: Some(models.clone()), blocked, order: None, key_in_report: false }
 }
 
+fn now() -> Timestamp {
+    NOW.parse().unwrap()
+}
+
+/// The rules at the time when every old key has gone.
+fn later<'a>(rules: &Rules<'a>) -> Rules<'a> {
+    Rules { now: crate::clock::after(now(), GRACE), ..rules.clone() }
+}
+
 fn lines(actions: &[Action]) -> Vec<String> {
     actions.iter().map(ToString::to_string).collect()
 }
@@ -350,7 +370,10 @@ proptest! {
         let foreign: BTreeSet<String> = peers.seen.keys.iter().filter(|k| Mark::owner_of(&k.metadata) != Some(OWNER)).map(|k| k.hash.clone()).collect();
         let kept_entry = peers.seen.team.as_ref().and_then(|t| t.metadata.get("cost_centre").cloned());
         let rounds = converge(&mut peers, &rules, &wanted);
-        prop_assert!(rounds <= 4, "{} rounds", rounds);
+        prop_assert!(rounds <= 5, "{} rounds", rounds);
+        // What was replaced is gone when its time is over.
+        let rounds = converge(&mut peers, &later(&rules), &wanted);
+        prop_assert!(rounds <= 2, "{} rounds", rounds);
 
         let seen = &peers.seen;
         let team = seen.team.as_ref().unwrap();
@@ -366,6 +389,7 @@ proptest! {
             let of_slot: Vec<&Stored> = secrets.iter().filter(|s| s.connection.slot == *slot).collect();
             prop_assert_eq!(of_slot.len(), 1);
             prop_assert_eq!(of_slot[0].connection.state, SecretState::Ready);
+            prop_assert_eq!(&of_slot[0].connection.rotation, &Rotation::None);
             prop_assert!(seen.keys.iter().any(|k| k.hash == key_hash(&of_slot[0].connection.key)));
         }
         let ours = seen.keys.iter().filter(|k| Mark::owner_of(&k.metadata) == Some(OWNER));
@@ -377,6 +401,62 @@ proptest! {
         }
         prop_assert!(peers.foreign_writes.is_empty());
         prop_assert!(foreign.iter().all(|hash| seen.keys.iter().any(|k| k.hash == *hash)));
+    }
+
+    #[test]
+    fn a_key_is_replaced_by_the_next_and_serves_on_until_that_works_and_its_time_is_over(
+        mut peers in a_world(), limits in limits(), models in names(), blocked: bool, custom: bool, project: bool, at_once: bool, stop in 0..20_usize,
+    ) {
+        let site = Site::new();
+        let rules = site.rules(custom, true, true);
+        let wanted = access(&limits, &models, blocked);
+        converge(&mut peers, &rules, &wanted);
+        converge(&mut peers, &later(&rules), &wanted);
+        let slot = if project { Slot::Project } else { Slot::Chat };
+        let of_slot = |peers: &Peers| peers.seen.secrets.as_ref().unwrap().stored.iter().find(|s| s.connection.slot == slot).unwrap().connection.clone();
+        let old = of_slot(&peers);
+        let lives = |peers: &Peers, key: &SecretString| peers.seen.keys.iter().any(|k| k.hash == key_hash(key));
+        let told = peers.seen.api_keys.iter().flatten().map(|key| key.client_id.clone());
+        let used: BTreeSet<String> = told.chain(peers.seen.keys.iter().filter_map(|key| key.alias.clone())).collect();
+        let others: Vec<Key> = peers.seen.keys.iter().filter(|k| k.hash != key_hash(&old.key)).cloned().collect();
+        for stored in peers.stored().iter_mut().filter(|s| s.connection.slot == slot) {
+            let connection = Connection { rotation: Rotation::Wanted { at_once }, ..old.clone() };
+            *stored = Stored::imagined(connection, true, stored.created);
+        }
+        // The process may end after any step; the next look goes on from there.
+        let mut steps = 0;
+        for _ in 0..8 {
+            let plan = plan_access(&rules, &wanted, &peers.seen).unwrap();
+            for action in &plan {
+                if steps == stop {
+                    steps += 1;
+                    break;
+                }
+                steps += 1;
+                peers.apply(action);
+                let new = of_slot(&peers);
+                let serves = lives(&peers, &new.key) && (new.state == SecretState::Ready || at_once);
+                prop_assert!(lives(&peers, &old.key) || (at_once && serves), "the old key went before the new one worked: {:?}", lines(&plan));
+            }
+        }
+        let new = of_slot(&peers);
+        prop_assert!(new.number > old.number && !used.contains(&new.alias), "{} was used before: {used:?}", new.alias);
+        prop_assert_eq!(new.state, SecretState::Ready);
+        prop_assert!(lives(&peers, &new.key) && new.key.expose_secret() != old.key.expose_secret());
+        prop_assert_eq!(lives(&peers, &old.key), !at_once);
+        if let (Some(known), true) = (&peers.seen.api_keys, project) {
+            prop_assert!(known.iter().any(|k| k.client_id == new.alias));
+        }
+        if !at_once {
+            // Whatever stands on the Secret, the old key has its time and no more.
+            let last = Rules { now: later(&rules).now.checked_sub(jiff::SignedDuration::from_secs(1)).unwrap(), ..rules.clone() };
+            prop_assert!(plan_access(&last, &wanted, &peers.seen).unwrap().is_empty());
+        }
+        converge(&mut peers, &later(&rules), &wanted);
+        prop_assert!(!lives(&peers, &old.key) && lives(&peers, &new.key));
+        prop_assert_eq!(of_slot(&peers).rotation, Rotation::None);
+        prop_assert!(others.iter().all(|key| peers.seen.keys.contains(key)), "another key was touched");
+        prop_assert!(peers.foreign_writes.is_empty());
     }
 
     #[test]
