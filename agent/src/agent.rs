@@ -480,6 +480,11 @@ impl Agent {
         self.gates.closed().into_iter().filter(|peer| *peer != Peer::Waldur).collect()
     }
 
+    /// Whether a peer cannot be reached at all.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        Peer::ALL.iter().any(|peer| self.conditions.holds(peer.unreachable()))
+    }
+
     /// Whether this replica may act.
     #[must_use]
     pub fn is_leading(&self) -> bool {

@@ -446,6 +446,7 @@ impl Agent {
             };
             self.progress.expect(which.as_str(), interval);
             running.spawn(async move {
+                let mut away = 0;
                 loop {
                     match which {
                         _ if !agent.is_leading() => agent.progress.beat(which.as_str()),
@@ -454,8 +455,10 @@ impl Agent {
                         Loop::Offering => agent.offering_beat().await,
                         Loop::Usage => drop(agent.usage_beat().await),
                     }
+                    away = if agent.is_cut_off() { away + 1 } else { 0 };
+                    let wait = grown(interval, away, agent.config.backoff.max);
                     tokio::select! {
-                        () = agent.clock.sleep(crate::orders::jittered(interval)) => {}
+                        () = agent.clock.sleep(crate::orders::jittered(wait)) => {}
                         () = token.cancelled() => return,
                     }
                 }
@@ -473,6 +476,12 @@ impl Agent {
             tracing::warn!("work in flight did not end within {grace:?}; the next start goes on where it stopped");
         }
     }
+}
+
+/// The wait before the next beat of a loop, after `away` beats in a row that met a peer which cannot be reached: twice as long
+/// each time, up to `longest` and to eight intervals, since a loop counts as stuck after ten.
+fn grown(interval: Duration, away: u32, longest: Duration) -> Duration {
+    interval.saturating_mul(1 << away.min(3)).min(longest.max(interval))
 }
 
 /// Whether the address that endpoints would show is in a report.
@@ -503,5 +512,19 @@ impl Loop {
             Self::Offering => "offering",
             Self::Usage => "usage",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_waits_longer_for_a_peer_that_is_away_but_never_as_long_as_one_that_hangs() {
+        let seconds = Duration::from_secs;
+        let waits = |interval: u64| (0..6).map(|away| grown(seconds(interval), away, seconds(600)).as_secs()).collect::<Vec<_>>();
+        assert_eq!(waits(15), [15, 30, 60, 120, 120, 120]);
+        assert_eq!(waits(60), [60, 120, 240, 480, 480, 480]);
+        assert_eq!(waits(900), [900; 6], "an interval of its own may be longer");
     }
 }
