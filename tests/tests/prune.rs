@@ -393,6 +393,32 @@ async fn what_is_sold_or_used_this_month_is_removed_by_hand_only_by_force() {
 }
 
 #[tokio::test]
+async fn usage_is_reported_before_a_component_is_removed_by_hand() {
+    for profile in PROFILES {
+        let (world, agent) = world(profile).await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b", "heron-70b"]).await;
+        pass(&world, &agent).await;
+        let held = |world: &World| world.waldur.usages(resource, "2026-11").get("heron-70b:input").copied().unwrap_or_default();
+        world.gateway.chat(&world.key(resource, "project"), "heron-70b", "P=3000 C=1000").unwrap();
+        world.advance(5 * MINUTE);
+        world.write("catalogue.yml", &catalogue(&WITHOUT_HERON));
+        past_the_hold(&world, &agent).await;
+        assert_eq!(held(&world), Decimal::ZERO, "no usage pass came by");
+        let order = Remove { key: "heron-70b:input".into(), ..Remove::default() };
+
+        // Without the ledger nobody knows what would be lost.
+        world.gateway.set_database(false);
+        let problem = remove(&agent, &order).await.unwrap_err();
+        assert!(problem.message.contains("usage cannot be reported first"), "{}", problem.message);
+        world.gateway.set_database(true);
+        let problem = remove(&agent, &order).await.unwrap_err();
+        assert!(problem.message.contains("has usage this month (3)"), "{}", problem.message);
+        assert_eq!(held(&world), Decimal::from(3));
+        assert!(!name_of(&world, "heron-70b:input").unwrap().starts_with("[retired]"));
+    }
+}
+
+#[tokio::test]
 async fn a_model_taken_out_of_sale_on_purpose_is_no_choice_at_once_and_leaves_teams_after_the_hold() {
     let (world, agent) = world(Profile::Late2026).await;
     let resource = world.sold(&agent, "aurora", &["kestrel-8b", "heron-70b"]).await;

@@ -15,6 +15,8 @@ use crate::domain::{BillingMonth, component_key};
 use crate::gate::Peer;
 use crate::plan::{Notes, OfferingAction, Shop, Stage, plan_retirement, removable_from, stage};
 use crate::secret_file::SecretFile;
+use crate::usage::pass::Pass;
+use crate::usage::report::{How, Outcome};
 
 /// Months of usage that are looked through for what a removal would lose.
 const HISTORY: usize = 12;
@@ -165,11 +167,14 @@ async fn remove_here(agent: &Agent, settings: &OfferingConfig, offering: &Offeri
     let Some(view) = agent.catalogue() else { return Err(wrong("the catalogue cannot be read, so nobody knows what is stale; see `check`")) };
     let shop = agent.shop(settings, &view);
     let resources = agent.waldur.resources(uuid, &[]).await?;
-    let used = used_in(agent, uuid, BillingMonth::of(agent.clock.now())).await?;
     say(format_args!("offering {} ({}): {}", uuid.simple(), clean(&offering.name), by_state(&resources)))?;
+    let mut objections: Vec<String> = Vec::new();
+    if resources.iter().any(|resource| resource.state != ResourceState::Terminated) {
+        objections.extend(report_usage(agent, order.dry_run).await?);
+    }
+    let used = used_in(agent, uuid, BillingMonth::of(agent.clock.now())).await?;
     let notes = Notes::read(offering);
     let mut todo: Vec<(&Component, Stage)> = Vec::new();
-    let mut objections: Vec<String> = Vec::new();
     for component in matching {
         let kind = &component.kind;
         let stage = stage(&shop, offering, kind);
@@ -212,6 +217,26 @@ async fn remove_here(agent: &Agent, settings: &OfferingConfig, offering: &Offeri
         }
     }
     Ok(())
+}
+
+/// Reports what is not reported yet, so that what a removal would lose is seen; says what keeps it from being whole.
+async fn report_usage(agent: &Agent, dry_run: bool) -> Result<Option<String>, Problem> {
+    let how = How { dry_run, ..How::default() };
+    let report = match agent.usage_pass(&Pass { how, ..Pass::default() }).await {
+        Ok(report) => report,
+        Err(failure) => return Ok(Some(format!("usage cannot be reported first: {failure}"))),
+    };
+    let would = report.lines.iter().filter(|line| matches!(line.outcome, Ok(Outcome::Would(_)))).count();
+    match (report.sent(), would) {
+        (0, 0) => {}
+        (0, would) => say(format_args!("usage of {} would be reported first", plural(would, "resource")))?,
+        (sent, _) => say(format_args!("usage of {} was reported first", plural(sent, "resource")))?,
+    }
+    if let Some((_, failure)) = report.failures().next() {
+        return Ok(Some(format!("usage cannot be reported first: {failure}")));
+    }
+    let whole = report.withheld.is_empty() && !report.discarded;
+    Ok((!whole).then(|| "usage cannot be reported first, since the gateway's ledger does not add up; run this again later".to_owned()))
 }
 
 async fn say_what_is_lost(agent: &Agent, offering: Uuid, kind: &str) -> Result<(), Problem> {
