@@ -146,6 +146,21 @@ async fn late_2026_servers_get_usage_by_key_and_by_day() {
     world.faults.reset_calls();
     pass(&agent).await;
     assert_eq!(world.writes(None), Vec::<String>::new());
+    // A process that knows nothing tells Waldur the keys' usage once more, and nothing else; the month that ended too.
+    for n in 0..6 {
+        sold(&world, &format!("idle-{n}"));
+    }
+    world.set_time("2026-12-02T09:00:00Z");
+    world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=9000 C=0").unwrap();
+    world.advance(Duration::from_secs(40));
+    let fresh = world.agent().await;
+    for _ in 0..2 {
+        pass(&fresh).await;
+    }
+    assert_eq!((world.waldur.key_usages(key.uuid, "2026-11")["kestrel-8b:input"], world.waldur.key_usages(key.uuid, "2026-12")["kestrel-8b:input"]), (dec("2.50"), dec("9.00")));
+    let writes = world.writes(Some(Peer::Waldur));
+    assert_eq!((sent(&world).len(), writes.iter().filter(|call| call.contains("report_usage")).count()), (1, 2), "{writes:?}");
+    world.waldur.resources().iter().filter(|other| other.uuid != resource).for_each(|other| world.waldur.put_resource_state(other.uuid, "Terminated"));
     world.check();
 }
 

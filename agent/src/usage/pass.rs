@@ -194,7 +194,13 @@ impl Agent {
                     }
                     due.push(Due { resource: resource.clone(), amounts, used });
                 }
-                let due = self.differing(seller, *month, due, pass.how).await?;
+                let (due, equal) = self.differing(seller, *month, due, pass.how).await?;
+                if !pass.how.dry_run {
+                    // A process before this one may have ended between the two reports.
+                    for due in equal.iter().filter(|due| takes_usage(&due.resource.state)) {
+                        self.report_keys(seller, due.resource.uuid, *month, &due.used, &shared, keys.as_deref()).await?;
+                    }
+                }
                 // Whether the server dates usage shows with the first figure of a past month; the others wait for it.
                 let sure = *month == current || self.features.known(Feature::DatedUsage) == Some(true);
                 let at_once = if sure { AT_ONCE } else { 1 };
@@ -206,10 +212,10 @@ impl Agent {
         Ok(report)
     }
 
-    /// Leaves out what Waldur holds already, by one reading for all where there are many.
-    async fn differing(&self, seller: &Seller, month: BillingMonth, due: Vec<Due>, how: How) -> Result<Vec<Due>, Failure> {
+    /// Sets apart what Waldur holds already, by one reading for all where there are many.
+    async fn differing(&self, seller: &Seller, month: BillingMonth, due: Vec<Due>, how: How) -> Result<(Vec<Due>, Vec<Due>), Failure> {
         if due.len() < IN_BULK {
-            return Ok(due);
+            return Ok((due, Vec::new()));
         }
         let mut held: HashMap<Uuid, BTreeMap<String, Decimal>> = HashMap::new();
         for row in self.waldur.usages_of_offering(seller.offering, month.first_day()).await? {
@@ -218,16 +224,17 @@ impl Agent {
             }
         }
         let nothing = BTreeMap::new();
-        let mut differ = Vec::new();
+        let (mut differ, mut equal) = (Vec::new(), Vec::new());
         for due in due {
             let decision = decide(&due.amounts, held.get(&due.resource.uuid).unwrap_or(&nothing), &seller.usable, how.allow_decrease);
             if decision.send.is_empty() && decision.lower.is_empty() && due.amounts.homeless.is_empty() {
                 self.prove(due.resource.uuid, month, &due.amounts);
+                equal.push(due);
             } else {
                 differ.push(due);
             }
         }
-        Ok(differ)
+        Ok((differ, equal))
     }
 
     #[expect(clippy::too_many_arguments, reason = "what one pass has read")]
