@@ -50,6 +50,7 @@ lint: ## formatting, clippy and, when cargo-deny is installed, the dependency ru
 bench: ## measure the agent against its budgets
 	$(CARGO) build --release -p llm-access-agent -p llm-access-tests
 	'$(TARGET)/release/bench' --agent '$(TARGET)/release/llm-access-agent' $(BENCH_ARGS)
+	'$(TARGET)/release/replan'
 
 .PHONY: dist
 dist: ## the binary as it is deployed, in the target folder under dist/
