@@ -174,7 +174,10 @@ impl Agent {
     }
 
     /// Compares; writes nothing.
-    pub(crate) async fn find_drift(&self, world: &World) -> Result<Drift, Failure> {
+    ///
+    /// # Errors
+    /// Waldur does not answer about what it did not list.
+    pub async fn find_drift(&self, world: &World) -> Result<Drift, Failure> {
         let mut drift = Drift::default();
         let mut without = HashSet::new();
         if let Some(catalogue) = self.catalogue() {
