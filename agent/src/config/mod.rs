@@ -480,6 +480,8 @@ pub struct LeaseConfig {
     pub namespace: String,
     /// Its name.
     pub name: String,
+    /// How long a silent holder keeps it; whole seconds.
+    pub duration: Duration,
 }
 
 /// Bounds on the removal of orphans.
@@ -941,9 +943,14 @@ fn lease(reader: &mut Reader<'_>, root: &Section) -> Option<LeaseConfig> {
     let section = reader.optional_section(root, "lease")?;
     let namespace = reader.required_name(&section, "namespace", dns_label);
     let name = reader.name(&section, "name", dns_label);
+    let duration = reader.duration(&section, "duration", seconds(15));
+    if duration.subsec_nanos() != 0 {
+        reader.fault(&section, "duration", "is no whole number of seconds, which a Lease counts in");
+    }
     Some(LeaseConfig {
         namespace: namespace?,
         name: name.unwrap_or_else(|| "llm-access-agent".to_owned()),
+        duration,
     })
 }
 

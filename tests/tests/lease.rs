@@ -1,0 +1,202 @@
+//! Two replicas, as programs of their own, with one Lease: one acts, the other takes over when the first dies, hangs or goes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use llm_access_fixtures::faults::{Fault, Rule};
+use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::{Store, World, checker};
+use tokio::process::{Child, Command};
+
+/// The longest wait for something to happen; only a broken program takes it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The agents' own namespace.
+const NAMESPACE: &str = "llm-access";
+
+/// A replica of the agent.
+struct Replica {
+    child: Child,
+    pid: u32,
+    log: PathBuf,
+    port: u16,
+}
+
+impl Replica {
+    /// `duration` is how long a holder that went silent keeps the Lease.
+    fn start(world: &World, name: &str, duration: &str) -> Self {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let more = format!(
+            "intervals: {{orders: 100ms, resources: 300ms, offering: 1s, usage: 1s}}\nbackoff: {{initial: 100ms, max: 500ms}}\n\
+             lease: {{namespace: {NAMESPACE}, duration: {duration}}}\nhttp: {{listen: \"127.0.0.1:{port}\"}}\n"
+        );
+        let config = world.write(&format!("{name}.yml"), &world.config_text(&more).replace("timeout: 400ms", "timeout: 10s"));
+        let log = world.write(&format!("{name}.log"), "");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
+            command.env_remove(name);
+        }
+        let child = command.arg("--config").arg(config).arg("run").stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log).unwrap()).kill_on_drop(true).spawn().unwrap();
+        let pid = child.id().unwrap();
+        Self { child, pid, log, port }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// What it said last about the Lease.
+    fn leads(&self) -> bool {
+        let log = self.log();
+        log.lines().rfind(|line| line.contains("replica leads")).is_some_and(|line| line.contains("this replica leads"))
+    }
+
+    async fn signal(&self, name: &str) {
+        let kill = Command::new("/bin/sh").arg("-c").arg(format!("kill -{name} {}", self.pid)).status().await.unwrap();
+        assert!(kill.success());
+    }
+
+    async fn end(&mut self) -> Option<i32> {
+        let status = tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap();
+        assert!(!self.log().contains("panicked"), "{}", self.log());
+        status.code()
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let answer = client.get(format!("http://127.0.0.1:{}{path}", self.port)).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    }
+}
+
+#[allow(clippy::disallowed_methods)]
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+/// Waits until something is so.
+async fn until(what: &str, replicas: &[&Replica], so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !so() {
+        let logs: Vec<String> = replicas.iter().map(|replica| replica.log()).collect();
+        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}\n{}", logs.join("\n----\n"));
+        pause().await;
+    }
+}
+
+async fn world(profile: Profile) -> World {
+    let world = World::in_real_time(profile, Store::Kube).await;
+    world.kube.add_namespace(NAMESPACE);
+    world
+}
+
+/// The first leads, and the second knows.
+async fn pair(world: &World, duration: &str) -> (Replica, Replica) {
+    let first = Replica::start(world, "first", duration);
+    until("the first leads", &[&first], || first.leads()).await;
+    let second = Replica::start(world, "second", duration);
+    until("the second follows", &[&second], || second.log().contains("another replica leads")).await;
+    (first, second)
+}
+
+fn holder(world: &World) -> String {
+    world.kube.lease(NAMESPACE, "llm-access-agent").unwrap()["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn one_acts_and_the_other_shows_that_it_lives() {
+    let world = world(Profile::Late2026).await;
+    let (first, second) = pair(&world, "2s").await;
+    let (order, _) = world.order("aurora", &["kestrel-8b"]);
+    until("the order is done", &[&first, &second], || world.waldur.order_state(order) == "done").await;
+    assert!(first.log().contains("order done") && !second.log().contains("order done"));
+    assert!(!second.log().contains("resources compared"), "{}", second.log());
+    for path in ["/livez", "/readyz", "/status", "/metrics"] {
+        let (status, body) = second.get(path).await;
+        assert_eq!(status, 200, "{path}: {body}");
+        if path == "/metrics" {
+            assert!(body.lines().any(|line| line.starts_with("llm_access_leading 0")), "{body}");
+        }
+    }
+    let (_, body) = first.get("/metrics").await;
+    assert!(body.lines().any(|line| line.starts_with("llm_access_leading 1")), "{body}");
+    world.check();
+}
+
+#[tokio::test]
+async fn when_the_leader_is_killed_in_the_middle_the_other_finishes() {
+    let world = world(Profile::Late2026).await;
+    let (mut first, second) = pair(&world, "2s").await;
+    world.faults.add(Rule::new(Fault::Kill { after_effect: true }).path("/key/generate").once());
+    let (order, _) = world.order("aurora", &["kestrel-8b"]);
+    tokio::time::timeout(PATIENCE, world.faults.killed()).await.unwrap();
+    first.signal("KILL").await;
+    assert_eq!(first.end().await, None);
+    until("the order is done", &[&second], || world.waldur.order_state(order) == "done").await;
+    assert!(second.leads());
+    world.check();
+}
+
+#[tokio::test]
+async fn a_leader_that_stops_hands_over_at_once() {
+    let world = world(Profile::Y2024).await;
+    let (mut first, second) = pair(&world, "12s").await;
+    let before = holder(&world);
+    first.signal("TERM").await;
+    let told = Instant::now();
+    assert_eq!(first.end().await, Some(0));
+    until("the second leads", &[&second], || second.leads()).await;
+    // It was given back: the second looks every two seconds, and would wait for twelve if the first had only gone silent.
+    assert!(told.elapsed() < Duration::from_secs(8), "{:?}", told.elapsed());
+    assert_ne!(holder(&world), before);
+    let (order, _) = world.order("aurora", &["kestrel-8b"]);
+    until("the order is done", &[&second], || world.waldur.order_state(order) == "done").await;
+    world.check();
+}
+
+/// The leader stands still while a write of its is under way. Another takes over and does the whole work; then the write
+/// arrives after all, and the first goes on where it stood.
+async fn stands_still(method: &str, path: &str, profile: Profile) {
+    let case = format!("{method} {path} on {profile:?}");
+    let world = world(profile).await;
+    let (first, second) = pair(&world, "2s").await;
+    world.faults.add(Rule::new(Fault::Hold).method(method).path(path).once());
+    let (order, resource) = world.order("aurora", &["kestrel-8b"]);
+    tokio::time::timeout(PATIENCE, world.faults.held()).await.unwrap_or_else(|_| panic!("{case}: never came there\n{}", first.log()));
+    first.signal("STOP").await;
+    until(&case, &[&first, &second], || world.waldur.order_state(order) == "done").await;
+    assert!(second.leads(), "{case}");
+    world.faults.release();
+    first.signal("CONT").await;
+    until(&format!("{case}: the first sees that it lost"), &[&first, &second], || !first.leads()).await;
+
+    // What the late write did is put right, and then nobody writes any more.
+    until(&format!("{case}: at rest"), &[&first, &second], || checker::problems(&world).is_empty()).await;
+    let id = resource.simple().to_string();
+    assert_eq!((world.gateway.teams().len(), world.gateway.live_keys(&id).len(), world.secrets(resource).len()), (1, 2, 2), "{case}");
+    assert!(second.leads() && !first.leads(), "{case}");
+    for (peer, n) in [("set_state_done", 1), ("/team/new", 2)] {
+        let calls = world.faults.calls().into_iter().filter(|call| call.path.contains(peer) && call.status.is_some_and(|s| s < 300)).count();
+        assert!(calls <= n, "{case}: {calls} times {peer}");
+    }
+    world.check();
+}
+
+#[tokio::test]
+async fn a_leader_that_stood_still_before_a_write_at_waldur_does_no_harm() {
+    tokio::join!(stands_still("POST", "set_backend_id", Profile::Y2024), stands_still("POST", "report_created", Profile::Late2026), stands_still("POST", "set_state_done", Profile::Late2026));
+}
+
+#[tokio::test]
+async fn a_leader_that_stood_still_before_a_write_at_the_gateway_does_no_harm() {
+    tokio::join!(stands_still("POST", "/team/new", Profile::Late2026), stands_still("POST", "/key/generate", Profile::Y2024));
+}
+
+#[tokio::test]
+async fn a_leader_that_stood_still_before_a_write_of_a_secret_does_no_harm() {
+    tokio::join!(stands_still("POST", "/secrets", Profile::Late2026), stands_still("PATCH", "/secrets/", Profile::Y2024));
+}
