@@ -62,14 +62,20 @@ impl Agent {
             return Err(NotRotated::Wrong(format!("resource {} is of an offering that is not in the configuration", id.simple())));
         };
         if !matches!(resource.state, ResourceState::Ok | ResourceState::Erred) {
-            return Err(NotRotated::Wrong(format!("resource {} is {}: its keys can be replaced when no order is at work on it", id.simple(), resource.state)));
+            return Err(NotRotated::Wrong(format!(
+                "resource {} is {}: its keys can be replaced when no order is at work on it",
+                id.simple(),
+                resource.state
+            )));
         }
         let Some(_busy) = self.schedule.take(id) else {
             return Err(Failure::Conflict { message: format!("resource {} is being worked on; try again", id.simple()) }.into());
         };
         let governed = self.is_governed(offering.uuid).await?;
         if governed && slots.contains(&Slot::Project) {
-            return Err(NotRotated::Wrong("Waldur governs the project keys of this offering (enable_api_key_provisioning); only the chat key is the agent's".into()));
+            return Err(NotRotated::Wrong(
+                "Waldur governs the project keys of this offering (enable_api_key_provisioning); only the chat key is the agent's".into(),
+            ));
         }
         let slots: &[Slot] = match slots {
             [] if governed => &[Slot::Chat],
@@ -77,7 +83,9 @@ impl Agent {
             some => some,
         };
         let before = self.secrets.of_resource(id, resource.project).await.map_err(Failure::from)?;
-        let unfinished = |stored: &Stored| stored.connection.state == SecretState::Pending || matches!(stored.connection.rotation, Rotation::Wanted { .. });
+        let unfinished = |stored: &Stored| {
+            stored.connection.state == SecretState::Pending || matches!(stored.connection.rotation, Rotation::Wanted { .. })
+        };
         let unfinished: Vec<Slot> = before.stored.iter().filter(|stored| unfinished(stored)).map(|stored| stored.connection.slot).collect();
 
         // All else is put in order first: that shows that every peer is there before anything is replaced.
@@ -103,7 +111,12 @@ impl Agent {
     }
 
     /// Writes on a Secret what is to happen to its key; says whether anything was written.
-    async fn write_rotation(&self, seen: &mut Observed, slot: Slot, next: impl Fn(&Rotation) -> Option<Rotation>) -> Result<bool, NotRotated> {
+    async fn write_rotation(
+        &self,
+        seen: &mut Observed,
+        slot: Slot,
+        next: impl Fn(&Rotation) -> Option<Rotation>,
+    ) -> Result<bool, NotRotated> {
         for _ in 0..ATTEMPTS {
             let stored = secret(seen, slot)?;
             let Some(rotation) = next(&stored.connection.rotation) else { return Ok(false) };
@@ -114,13 +127,22 @@ impl Agent {
                 Err(failure) => return Err(failure.into()),
             }
         }
-        Err(Failure::Conflict { message: format!("Secret {} is written by somebody else all the time; try again", secret(seen, slot)?.connection.name) }.into())
+        Err(Failure::Conflict {
+            message: format!("Secret {} is written by somebody else all the time; try again", secret(seen, slot)?.connection.name),
+        }
+        .into())
     }
 }
 
 fn secret(seen: &Observed, slot: Slot) -> Result<&Stored, NotRotated> {
     let found = seen.secrets.iter().flat_map(|listed| &listed.stored).find(|stored| stored.connection.slot == slot);
-    found.ok_or_else(|| NotRotated::Wrong(format!("resource {} has no {} key; `llm-access-agent status` shows what it has", seen.resource.uuid.simple(), slot.as_str())))
+    found.ok_or_else(|| {
+        NotRotated::Wrong(format!(
+            "resource {} has no {} key; `llm-access-agent status` shows what it has",
+            seen.resource.uuid.simple(),
+            slot.as_str()
+        ))
+    })
 }
 
 fn rotated(seen: &Observed, slot: Slot, begun: bool) -> Result<Rotated, NotRotated> {

@@ -40,7 +40,16 @@ impl Replica {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
             command.env_remove(name);
         }
-        let child = command.arg("--config").arg(config).arg("run").stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log).unwrap()).kill_on_drop(true).spawn().unwrap();
+        let child = command
+            .arg("--config")
+            .arg(config)
+            .arg("run")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).unwrap())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
         let pid = child.id().unwrap();
         Self { child, pid, log, port }
     }
@@ -61,7 +70,8 @@ impl Replica {
     }
 
     async fn end(&mut self) -> Option<i32> {
-        let status = tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap();
+        let status =
+            tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap();
         assert!(!self.log().contains("panicked"), "{}", self.log());
         status.code()
     }
@@ -180,7 +190,8 @@ async fn stands_still(method: &str, path: &str, profile: Profile) {
     assert_eq!((world.gateway.teams().len(), world.gateway.live_keys(&id).len(), world.secrets(resource).len()), (1, 2, 2), "{case}");
     assert!(second.leads() && !first.leads(), "{case}");
     for (peer, n) in [("set_state_done", 1), ("/team/new", 2)] {
-        let calls = world.faults.calls().into_iter().filter(|call| call.path.contains(peer) && call.status.is_some_and(|s| s < 300)).count();
+        let calls =
+            world.faults.calls().into_iter().filter(|call| call.path.contains(peer) && call.status.is_some_and(|s| s < 300)).count();
         assert!(calls <= n, "{case}: {calls} times {peer}");
     }
     world.check();
@@ -188,7 +199,11 @@ async fn stands_still(method: &str, path: &str, profile: Profile) {
 
 #[tokio::test]
 async fn a_leader_that_stood_still_before_a_write_at_waldur_does_no_harm() {
-    tokio::join!(stands_still("POST", "set_backend_id", Profile::Y2024), stands_still("POST", "report_created", Profile::Late2026), stands_still("POST", "set_state_done", Profile::Late2026));
+    tokio::join!(
+        stands_still("POST", "set_backend_id", Profile::Y2024),
+        stands_still("POST", "report_created", Profile::Late2026),
+        stands_still("POST", "set_state_done", Profile::Late2026)
+    );
 }
 
 #[tokio::test]

@@ -34,7 +34,8 @@ fn use_it(world: &World, resource: Uuid, tokens: &str) {
 /// The aliases of our live keys, sorted, without the resource's id.
 fn live(world: &World, resource: Uuid) -> Vec<String> {
     let id = resource.simple().to_string();
-    let mut aliases: Vec<String> = world.gateway.live_keys(&id).into_iter().map(|key| key.alias.unwrap().replace(&format!("{id}-"), "")).collect();
+    let mut aliases: Vec<String> =
+        world.gateway.live_keys(&id).into_iter().map(|key| key.alias.unwrap().replace(&format!("{id}-"), "")).collect();
     aliases.sort();
     aliases
 }
@@ -45,7 +46,12 @@ fn works(world: &World, key: &str) -> bool {
 
 #[tokio::test]
 async fn both_keys_get_the_next_number_and_the_old_ones_serve_out_their_time() {
-    for (profile, store) in [(Profile::Y2024, Store::Directory), (Profile::V8_0, Store::Kube), (Profile::Late2026, Store::Kube), (Profile::Late2026, Store::Directory)] {
+    for (profile, store) in [
+        (Profile::Y2024, Store::Directory),
+        (Profile::V8_0, Store::Kube),
+        (Profile::Late2026, Store::Kube),
+        (Profile::Late2026, Store::Directory),
+    ] {
         let world = World::with_store(profile, store).await;
         let (running, resource) = sold(&world).await;
         let old = ["chat", "project"].map(|slot| world.key(resource, slot));
@@ -98,7 +104,9 @@ async fn one_key_alone_leaves_the_other_as_it_is() {
             assert_eq!(before[other] == after[other], other != name, "{name}: {other}");
         }
         // The variables are the same, but for the key.
-        let names = |secrets: &std::collections::BTreeMap<String, std::collections::BTreeMap<String, String>>| secrets[name].keys().cloned().collect::<Vec<_>>();
+        let names = |secrets: &std::collections::BTreeMap<String, std::collections::BTreeMap<String, String>>| {
+            secrets[name].keys().cloned().collect::<Vec<_>>()
+        };
         assert_eq!(names(&before), names(&after));
         world.check();
     }
@@ -178,7 +186,11 @@ async fn what_was_used_with_either_key_is_billed() {
         world.waldur.terminate(resource);
         world.run_to_rest(&agent, 9).await;
         let usages = world.waldur.usages(resource, "2026-11");
-        assert_eq!((usages["input_tokens"].to_string(), usages["output_tokens"].to_string()), ("3.30".into(), "2.20".into()), "{profile:?}");
+        assert_eq!(
+            (usages["input_tokens"].to_string(), usages["output_tokens"].to_string()),
+            ("3.30".into(), "2.20".into()),
+            "{profile:?}"
+        );
         world.check();
     }
 }
@@ -293,7 +305,10 @@ impl Story for Rotation {
         }
         let id = resource.simple().to_string();
         if self.profile == Profile::Late2026 {
-            picture.push(format!("shown in Waldur: {}", world.waldur.api_keys(resource).iter().any(|key| key.client_id == format!("{id}-{number}"))));
+            picture.push(format!(
+                "shown in Waldur: {}",
+                world.waldur.api_keys(resource).iter().any(|key| key.client_id == format!("{id}-{number}"))
+            ));
         }
         picture
     }
@@ -329,12 +344,23 @@ async fn the_program_says_what_became_of_each_key() {
     };
     let (code, out, err) = run(&[&id, "--project"]).await;
     assert_eq!(code, Some(0), "{out}{err}");
-    assert!(out.starts_with(&format!("project: key {id}-2 is new and works; Secret llm-key-")) && out.contains("the old one serves until 20") && out.lines().count() == 1, "{out}");
+    assert!(
+        out.starts_with(&format!("project: key {id}-2 is new and works; Secret llm-key-"))
+            && out.contains("the old one serves until 20")
+            && out.lines().count() == 1,
+        "{out}"
+    );
     assert!(!out.contains("sk-") && !err.contains("sk-"), "{out}{err}");
     let (code, out, _) = run(&[&id, "--project"]).await;
     assert!(code == Some(0) && out.contains("no other was made"), "{out}");
     let (code, out, err) = run(&[&id, "--now"]).await;
-    assert!(code == Some(0) && out.contains(&format!("chat: key {id}-chat-2")) && out.contains(&format!("project: key {id}-3")) && out.matches("no older one is left").count() == 2, "{out}{err}");
+    assert!(
+        code == Some(0)
+            && out.contains(&format!("chat: key {id}-chat-2"))
+            && out.contains(&format!("project: key {id}-3"))
+            && out.matches("no older one is left").count() == 2,
+        "{out}{err}"
+    );
     assert_eq!(live(&world, resource), ["3", "chat-2"]);
     let (code, _, err) = run(&[&Uuid::from_u128(7).simple().to_string()]).await;
     assert_ne!(code, Some(0), "{err}");

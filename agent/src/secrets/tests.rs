@@ -799,3 +799,44 @@ fn names_are_readable() {
         62
     );
 }
+
+#[tokio::test]
+async fn where_a_replacement_stands_is_read_back_and_a_word_about_another_key_is_none() {
+    let until = "2026-11-30T10:00:00Z".parse().unwrap();
+    let retiring = |until| Rotation::Retiring {
+        hash: sha256(KEY.as_bytes()),
+        until,
+    };
+    for world in both().await {
+        let first = connection(Slot::Project);
+        world.store.create(&first).await.unwrap();
+        for (number, rotation) in [
+            (1, Rotation::Wanted { at_once: false }),
+            (1, Rotation::Wanted { at_once: true }),
+            (2, retiring(None)),
+            (2, retiring(Some(until))),
+            (2, Rotation::None),
+        ] {
+            let next = Connection {
+                number,
+                rotation,
+                ..first.clone()
+            };
+            let stored = world.one().await;
+            world.store.update(&stored, &next).await.unwrap();
+            let read = world.one().await;
+            assert_eq!(read.connection, next);
+            assert!(read.complete);
+        }
+    }
+    let parse = |wanted| Rotation::parse(Some(wanted), None, None, 2);
+    assert_eq!(parse("now:2"), Rotation::Wanted { at_once: true });
+    for odd in ["now:1", "now", "2", "later:2", "now:2:2", ""] {
+        assert_eq!(parse(odd), Rotation::None, "{odd}");
+    }
+    // A time that cannot be read keeps no key alive.
+    assert_eq!(
+        Rotation::parse(None, Some("00"), Some("soon"), 2),
+        Rotation::None
+    );
+}
