@@ -58,6 +58,8 @@ pub struct Inner {
     pub schedule: Arc<Schedule>,
     /// Bounds the work in flight.
     pub workers: Arc<Semaphore>,
+    /// Bounds the repairs in flight, apart, so that a thousand of them do not stand before a new order.
+    pub repairers: Arc<Semaphore>,
     /// The work in flight.
     pub tasks: TaskTracker,
     /// Whether this replica may act; set by whoever holds the Lease.
@@ -282,6 +284,7 @@ impl Agent {
             gates: Gates::default(),
             schedule: Schedule::new(clock.clone(), config.backoff.clone()),
             workers: Arc::new(Semaphore::new(config.concurrency.orders.max(1))),
+            repairers: Arc::new(Semaphore::new((config.concurrency.orders / 2).max(1))),
             tasks: TaskTracker::new(),
             leading: true.into(),
             progress: crate::http::Progress::new(clock.clone()),

@@ -240,7 +240,7 @@ impl Agent {
         let span = tracing::info_span!("retake", order = %order.simple(), resource = %resource.simple());
         let work = async move {
             let _busy = busy;
-            let Ok(_worker) = agent.workers.clone().acquire_owned().await else { return };
+            let Ok(_worker) = agent.repairers.clone().acquire_owned().await else { return };
             let retaken = async {
                 let orders = agent.waldur.orders_of_resource(resource, &[]).await?;
                 let last = orders.iter().max_by_key(|order| (order.created, order.uuid));
@@ -318,7 +318,7 @@ impl Agent {
         let span = tracing::info_span!("repair", resource = %id.simple());
         let work = async move {
             let _busy = busy;
-            let Ok(_worker) = agent.workers.clone().acquire_owned().await else { return };
+            let Ok(_worker) = agent.repairers.clone().acquire_owned().await else { return };
             let Some(offering) = agent.offering(offering) else { return };
             match agent.repair(offering, id).await {
                 Ok(()) => {
@@ -396,7 +396,7 @@ impl Agent {
         let span = tracing::info_span!("orphan", resource = %id.simple());
         let work = async move {
             let _busy = busy;
-            let Ok(_worker) = agent.workers.clone().acquire_owned().await else { return };
+            let Ok(_worker) = agent.repairers.clone().acquire_owned().await else { return };
             let removed = async {
                 let resource = agent.waldur.resource(id).await?;
                 if resource.state == ResourceState::Terminated { agent.remove_remains(resource).await } else { Ok(()) }

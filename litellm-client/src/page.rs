@@ -12,19 +12,27 @@ pub(crate) const PAGE_SIZE: u64 = 100;
 ///
 /// Pages are offsets into a table that others write to. Rows are asked for in an order without ties, so between two pages
 /// an added row can only repeat one that was seen (the total grows) and a removed one can only hide one (the total
-/// shrinks). Repeated rows are dropped; a total that shrank, or rows that do not add up to it, make the read worthless.
+/// shrinks). So every row that was there when the reading began is seen, and rows added meanwhile may be missing. Repeated rows
+/// are dropped; a total that shrank, or rows that do not add up to the first one, make the read worthless.
 pub(crate) struct Pages<T> {
     rows: Vec<T>,
     seen: HashSet<String>,
+    /// What the first page said.
+    least: Option<u64>,
+    /// What the last page said.
     total: Option<u64>,
     page: u64,
 }
+
+/// Pages that may come beyond those the total promises, while rows are added.
+const MORE_PAGES: u64 = 50;
 
 impl<T> Pages<T> {
     pub(crate) fn new() -> Self {
         Self {
             rows: Vec::new(),
             seen: HashSet::new(),
+            least: None,
             total: None,
             page: 1,
         }
@@ -52,22 +60,24 @@ impl<T> Pages<T> {
                 "the total went from {before} to {total} while reading; read again"
             )));
         }
+        let grew = self.total.is_some_and(|before| before < total);
+        let least = *self.least.get_or_insert(total);
         self.total = Some(total);
         let had = self.count();
-        let empty = rows.is_empty();
+        // A short page is the last one, and so is an empty one after rows were added.
+        let at_end = u64::try_from(rows.len()).unwrap_or(u64::MAX) < PAGE_SIZE;
         for row in rows {
             if self.seen.insert(identity(&row)) {
                 self.rows.push(row);
             }
         }
         let count = self.count();
-        if count == total {
+        if count == total || (at_end && least < total && (least..total).contains(&count)) {
             return Ok(true);
         }
-        if count > total || empty || count == had {
-            return Err(answer.incomplete(format!(
-                "the pages hold {count} rows, the total says {total}; read again"
-            )));
+        let stuck = count == had && !grew;
+        if count > total || at_end || stuck || page > total / PAGE_SIZE + MORE_PAGES {
+            return Err(answer.incomplete(format!("the pages hold {count} rows, the total says {total}; read again")));
         }
         self.page += 1;
         Ok(false)

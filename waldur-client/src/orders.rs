@@ -180,7 +180,7 @@ impl Client {
         let mut query = vec![(filter, uuid.simple().to_string())];
         query.extend(states.iter().map(|state| ("state", state.to_string())));
         query.extend(FIELDS.map(|field| ("field", field.to_owned())));
-        self.list("marketplace-orders/", &query).await
+        self.moving_list("marketplace-orders/", &query).await
     }
 
     /// One order.

@@ -24,6 +24,8 @@ pub(crate) trait Row: DeserializeOwned {
 /// One reading of a list from first to last page.
 struct Reading<T> {
     rows: Vec<T>,
+    /// The count the first page gave: the rows there were when the reading began.
+    least: Option<usize>,
     /// The count the last page gave.
     count: Option<usize>,
     /// The last page named a next one, and that held nothing.
@@ -35,9 +37,10 @@ struct Reading<T> {
 
 impl<T> Reading<T> {
     fn adds_up(&self) -> bool {
-        match self.count {
-            Some(count) => count == self.rows.len() && !self.shrank,
-            None => !self.cut_off,
+        match (self.least, self.count) {
+            // A row that is added pushes others back, so those are seen twice and none of them is missed.
+            (Some(least), Some(count)) => (least..=count).contains(&self.rows.len()) && !self.shrank,
+            _ => !self.cut_off,
         }
     }
 }
@@ -71,9 +74,17 @@ impl Client {
         Err(incomplete(path, message))
     }
 
+    /// The rows of a list from which rows are taken out all the time, such as the open orders. What moved to a page already
+    /// read may be missing, so absence says nothing; a list that does not add up for another reason is an error all the same.
+    pub(crate) async fn moving_list<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Vec<T>> {
+        let reading = self.read_pages(path, query).await?;
+        if reading.shrank || reading.adds_up() { Ok(reading.rows) } else { self.list(path, query).await }
+    }
+
     async fn read_pages<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Reading<T>> {
         let mut reading = Reading {
             rows: Vec::new(),
+            least: None,
             count: None,
             cut_off: false,
             shrank: false,
@@ -101,6 +112,7 @@ impl Client {
             );
             let count = answer.result_count();
             reading.shrank |= count < reading.count && count.is_some();
+            reading.least = reading.least.or(count);
             reading.count = count;
 
             let nothing_new = reading.rows.len() == before;

@@ -119,7 +119,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("usage.late_days", "whole number, 0 to 28", "`3`", "For so many days after a month's end its usage is reported again, for rows that came late; only where the Waldur server dates usage."),
     field("usage.month_guard", "duration", "`15m`", "On a Waldur server that does not date usage, nothing is sent within this time of a month's end in `waldur.zone`."),
     field("usage.failed_calls", "as_ledger or exclude", "`as_ledger`", "Bill the tokens that the gateway estimates for failed calls as its ledger has them, or subtract them by its log of calls."),
-    field("concurrency.orders", "whole number, 1 to 1024", "`16`", "Orders worked on at the same time."),
+    field("concurrency.orders", "whole number, 1 to 1024", "`16`", "Orders worked on at the same time; half as many repairs beside them."),
     field("backoff.initial", "duration", "`5s`", "Wait after the first failure of an order; doubles with each further one."),
     field("backoff.max", "duration", "`10m`", "Longest wait between two tries."),
     field("http.listen", "address:port", "no listener", "Where `/livez`, `/readyz`, `/status` and `/metrics` are served."),

@@ -152,10 +152,19 @@ fn moving(seen: &Seen, number: usize, before: Range<usize>, after: Range<usize>)
 }
 
 #[tokio::test]
-async fn a_row_put_in_during_the_reading_makes_it_read_again() {
-    // The row at the end of page 1 comes again on page 2 and the new first row is missed.
+async fn a_row_put_in_during_the_reading_hides_none_that_was_there() {
+    // The row at the end of page 1 comes again on page 2; only the new first row is missed, as by a reading a moment earlier.
     let server = Server::start(|seen, number| moving(seen, number, 1..151, 0..151)).await;
-    assert_eq!(read(&server).await.unwrap(), (0..151).collect::<Vec<_>>());
+    assert_eq!(read(&server).await.unwrap(), (1..151).collect::<Vec<_>>());
+    assert_eq!(server.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn open_orders_are_read_at_once_though_others_end_meanwhile() {
+    let server = Server::start(|seen, number| moving(seen, number, 0..150, 1..150)).await;
+    let orders = server.client().orders(uuid(OFFERING), &[waldur_client::OrderState::Executing]).await.unwrap();
+    assert_eq!(orders.len(), 149);
+    assert_eq!(server.seen().len(), 2);
 }
 
 #[tokio::test]
