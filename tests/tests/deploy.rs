@@ -1089,6 +1089,10 @@ fn every_alert_has_a_run_book_and_a_test_and_asks_for_metrics_that_exist() {
                 .unwrap();
             for name in names
                 .replace("(waldur|gateway|secrets)-", "waldur-")
+                .replace(
+                    "waldur-(unreachable|failing)",
+                    "waldur-unreachable|waldur-failing",
+                )
                 .split('|')
             {
                 assert!(
