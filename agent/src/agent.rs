@@ -153,7 +153,11 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Transient { message, .. } | Self::Conflict { message } | Self::Credential { message, .. } | Self::Forbidden { message, .. } | Self::Refused { message, .. } => f.write_str(message),
+            Self::Transient { message, .. }
+            | Self::Conflict { message }
+            | Self::Credential { message, .. }
+            | Self::Forbidden { message, .. }
+            | Self::Refused { message, .. } => f.write_str(message),
             Self::Blocked(obstacle) => obstacle.fmt(f),
         }
     }
@@ -172,7 +176,9 @@ impl From<waldur_client::Error> for Failure {
         use waldur_client::{Class, ErrorKind};
         let (peer, message) = (Peer::Waldur, error.to_string());
         match error.class() {
-            Class::Credential if error.status() == Some(403) => Self::Forbidden { peer, right: format!("{} {}", error.method, without_ids(&error.path)), message },
+            Class::Credential if error.status() == Some(403) => {
+                Self::Forbidden { peer, right: format!("{} {}", error.method, without_ids(&error.path)), message }
+            }
             Class::Credential => Self::Credential { peer, message },
             Class::Conflict => Self::Conflict { message },
             Class::Refused | Class::NoSuchRoute => Self::Refused { peer, message },
@@ -193,7 +199,9 @@ impl From<litellm_client::Error> for Failure {
         let (peer, message) = (Peer::Gateway, error.to_string());
         match error.class() {
             // Among them what the gateway sells as an extra ("Enterprise").
-            Class::Credential | Class::Refused if error.status() == Some(403) => Self::Forbidden { peer, right: format!("{} {}", error.method, error.path), message },
+            Class::Credential | Class::Refused if error.status() == Some(403) => {
+                Self::Forbidden { peer, right: format!("{} {}", error.method, error.path), message }
+            }
             Class::Credential => Self::Credential { peer, message },
             // A 404 of the gateway proves nothing; the next look asks where absence is told honestly.
             Class::AlreadyExists | Class::NotFound | Class::CustomKeysForbidden => Self::Conflict { message },
@@ -263,9 +271,11 @@ impl Agent {
     pub fn with_store(config: Config, clock: Clock, secrets: SecretStore) -> Result<Self, BuildError> {
         let auth = match &config.waldur.auth {
             WaldurAuth::Token(secret) => waldur_client::Auth::Token(secret.source()),
-            WaldurAuth::Oidc { token_url, client_id, client_secret } => {
-                waldur_client::Auth::Oidc { token_url: token_url.clone(), client_id: client_id.clone(), client_secret: client_secret.source() }
-            }
+            WaldurAuth::Oidc { token_url, client_id, client_secret } => waldur_client::Auth::Oidc {
+                token_url: token_url.clone(),
+                client_id: client_id.clone(),
+                client_secret: client_secret.source(),
+            },
         };
         let waldur = waldur_client::Client::new(waldur_settings(&config, auth)?).map_err(BuildError::Waldur)?;
         let gateway = litellm_client::Client::new(litellm_client::Settings {
@@ -323,7 +333,8 @@ impl Agent {
             }
         };
         let remembered = self.remembered();
-        let view = self.watch.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(read.as_deref(), self.clock.now(), &remembered);
+        let view =
+            self.watch.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(read.as_deref(), self.clock.now(), &remembered);
         if let Some(view) = view.as_ref().filter(|view| view.readable) {
             match &view.held {
                 Some(shrink) => self.conditions.raise(HELD, "", shrink),
@@ -347,7 +358,9 @@ impl Agent {
     /// An address or CA file that cannot be used.
     pub(crate) fn waldur_as(&self, token: SecretFile) -> Result<waldur_client::Client, String> {
         let auth = waldur_client::Auth::Token(SecretRef::File(token).source());
-        waldur_settings(&self.config, auth).and_then(|settings| waldur_client::Client::new(settings).map_err(BuildError::Waldur)).map_err(|error| error.to_string())
+        waldur_settings(&self.config, auth)
+            .and_then(|settings| waldur_client::Client::new(settings).map_err(BuildError::Waldur))
+            .map_err(|error| error.to_string())
     }
 
     /// What all offerings together know about models.
@@ -422,8 +435,14 @@ impl Agent {
                 self.conditions.raise(peer.unreachable(), "", message);
             }
             // Said with the first such failure: the texts of the next ones differ, and none is news.
-            Failure::Transient { peer, message, .. } if self.gates.count_failure(*peer) >= FAILURES && !self.conditions.holds(peer.failing()) => {
-                self.conditions.raise(peer.failing(), "", format!("{peer} can be reached, but {FAILURES} calls in a row failed, this one at last: {message}"));
+            Failure::Transient { peer, message, .. }
+                if self.gates.count_failure(*peer) >= FAILURES && !self.conditions.holds(peer.failing()) =>
+            {
+                self.conditions.raise(
+                    peer.failing(),
+                    "",
+                    format!("{peer} can be reached, but {FAILURES} calls in a row failed, this one at last: {message}"),
+                );
             }
             _ => {}
         }
@@ -434,7 +453,11 @@ impl Agent {
     pub(crate) fn right_is_missing(&self, id: Uuid, peer: Peer, right: String, message: &str) {
         let delay = self.schedule.forbid(id, &right, message);
         tracing::debug!(?delay, "{message}");
-        self.conditions.raise(peer.refused(), &right, format!("{peer} refuses the agent a right that it needs ({right}); no order is to blame. Grant it to the agent's user"));
+        self.conditions.raise(
+            peer.refused(),
+            &right,
+            format!("{peer} refuses the agent a right that it needs ({right}); no order is to blame. Grant it to the agent's user"),
+        );
     }
 
     /// What failed for want of a right succeeded: all that waited for the same go on.
@@ -528,7 +551,9 @@ fn waldur_settings(config: &Config, auth: waldur_client::Auth) -> Result<waldur_
 
 async fn secret_store(config: &Config) -> Result<SecretStore, BuildError> {
     match &config.secrets {
-        SecretsConfig::Directory { path } => Directory::new(path.clone(), &config.owner).map(SecretStore::Directory).map_err(|e| BuildError::Secrets(e.to_string())),
+        SecretsConfig::Directory { path } => {
+            Directory::new(path.clone(), &config.owner).map(SecretStore::Directory).map_err(|e| BuildError::Secrets(e.to_string()))
+        }
         SecretsConfig::Kubernetes { chat, key_namespace, .. } => {
             let api = kubernetes_api(config).await?.ok_or_else(|| BuildError::Secrets("no cluster is configured".into()))?;
             let namespaces = Namespaces { chat: chat.clone(), keys: key_namespace.clone() };

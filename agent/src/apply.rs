@@ -38,7 +38,9 @@ impl Agent {
                     Created::Made | Created::Exists => Ok(()),
                 }
             }
-            Action::ReplaceSecret { broken, draft } => Ok(self.secrets.replace_broken(broken, &connection(resource, draft, new_key()?)).await?),
+            Action::ReplaceSecret { broken, draft } => {
+                Ok(self.secrets.replace_broken(broken, &connection(resource, draft, new_key()?)).await?)
+            }
             Action::CreateTeam(team) => Ok(self.gateway.create_team(team).await?),
             Action::UpdateTeam { team, patch } => {
                 self.gateway.update_team(team, patch).await?;
@@ -49,7 +51,13 @@ impl Agent {
             }
             Action::SetBackendId(id) => Ok(self.waldur.set_backend_id(resource, id).await?),
             Action::RegisterKey { alias, key, metadata } => {
-                let new = NewKey { team_id: team_id(resource), alias: alias.to_string(), key: Some(key.clone()), metadata: metadata.clone(), blocked: false };
+                let new = NewKey {
+                    team_id: team_id(resource),
+                    alias: alias.to_string(),
+                    key: Some(key.clone()),
+                    metadata: metadata.clone(),
+                    blocked: false,
+                };
                 match self.gateway.generate_key(&new).await {
                     Ok(_) => {
                         self.features.learn(Feature::CustomKeys, true);
@@ -57,7 +65,9 @@ impl Agent {
                     }
                     Err(error) => {
                         if error.class() == Class::CustomKeysForbidden && self.features.learn(Feature::CustomKeys, false) {
-                            tracing::warn!("the gateway refuses key values that are chosen for it; from now on it makes the keys and they are stored after");
+                            tracing::warn!(
+                                "the gateway refuses key values that are chosen for it; from now on it makes the keys and they are stored after"
+                            );
                         }
                         Err(error.into())
                     }
@@ -97,7 +107,12 @@ impl Agent {
                     KeyVerdict::Unknown => "is not known to the gateway yet".into(),
                     KeyVerdict::Refused { message } => format!("is refused: {message}"),
                 };
-                Err(Failure::Transient { peer: Peer::Gateway, message: format!("key {alias} {problem}"), retry_after: None, unreachable: false })
+                Err(Failure::Transient {
+                    peer: Peer::Gateway,
+                    message: format!("key {alias} {problem}"),
+                    retry_after: None,
+                    unreachable: false,
+                })
             }
             Action::ReplaceKey { base, draft } => Ok(self.secrets.update(base, &connection(resource, draft, new_key()?)).await?),
             Action::UpdateSecret { base, connection } => Ok(self.secrets.update(base, connection).await?),
@@ -112,15 +127,25 @@ impl Agent {
 
     /// Has the gateway make a key and stores it. A key that cannot be stored is deleted again at once; if even that fails,
     /// the next look finds a key that no Secret holds, and deletes it.
-    async fn mint(&self, resource: Uuid, draft: &SecretDraft, base: Option<&Stored>, metadata: serde_json::Map<String, serde_json::Value>) -> Result<(), Failure> {
+    async fn mint(
+        &self,
+        resource: Uuid,
+        draft: &SecretDraft,
+        base: Option<&Stored>,
+        metadata: serde_json::Map<String, serde_json::Value>,
+    ) -> Result<(), Failure> {
         let new = NewKey { team_id: team_id(resource), alias: draft.alias.to_string(), key: None, metadata, blocked: false };
         let minted = self.gateway.generate_key(&new).await?;
         let connection = connection(resource, draft, minted.key);
         let stored = match base {
-            Some(base) => self.secrets.update(base, &Connection { name: base.connection.name.clone(), ..connection }).await.map_err(Failure::from),
+            Some(base) => {
+                self.secrets.update(base, &Connection { name: base.connection.name.clone(), ..connection }).await.map_err(Failure::from)
+            }
             None => match self.secrets.create(&connection).await {
                 Ok(Created::Made) => Ok(()),
-                Ok(Created::Exists) => Err(Failure::Conflict { message: format!("Secret {} was made by somebody else meanwhile", draft.name) }),
+                Ok(Created::Exists) => {
+                    Err(Failure::Conflict { message: format!("Secret {} was made by somebody else meanwhile", draft.name) })
+                }
                 Err(error) => Err(error.into()),
             },
         };

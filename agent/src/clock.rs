@@ -71,10 +71,7 @@ impl Clock {
 /// `from` plus `duration`; the last representable time where that would overflow.
 #[must_use]
 pub fn after(from: Timestamp, duration: Duration) -> Timestamp {
-    SignedDuration::try_from(duration)
-        .ok()
-        .and_then(|d| from.checked_add(d).ok())
-        .unwrap_or(Timestamp::MAX)
+    SignedDuration::try_from(duration).ok().and_then(|d| from.checked_add(d).ok()).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]

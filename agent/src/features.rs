@@ -31,7 +31,8 @@ pub enum Feature {
 
 impl Feature {
     /// All of them, for `check`.
-    pub const ALL: [Self; 8] = [Self::Endpoints, Self::ApiKeys, Self::SetOk, Self::Retry, Self::LastSync, Self::DatedUsage, Self::KeyUsage, Self::CustomKeys];
+    pub const ALL: [Self; 8] =
+        [Self::Endpoints, Self::ApiKeys, Self::SetOk, Self::Retry, Self::LastSync, Self::DatedUsage, Self::KeyUsage, Self::CustomKeys];
 
     /// Its name in messages and metrics.
     #[must_use]

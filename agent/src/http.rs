@@ -55,7 +55,11 @@ impl Progress {
     pub fn stuck(&self) -> Vec<(&'static str, Timestamp)> {
         let now = self.clock.now();
         let patience = |interval: Duration| (interval * 10).max(Duration::from_secs(600));
-        self.lock().iter().filter(|(_, (last, interval))| now > after(*last, patience(*interval))).map(|(which, (last, _))| (*which, *last)).collect()
+        self.lock()
+            .iter()
+            .filter(|(_, (last, interval))| now > after(*last, patience(*interval)))
+            .map(|(which, (last, _))| (*which, *last))
+            .collect()
     }
 
     /// The last beat of each loop.
@@ -105,7 +109,8 @@ pub fn status(agent: &Agent) -> Value {
         .take(200)
         .map(|(id, due, why)| json!({"id": id.simple().to_string(), "due": due, "why": why}))
         .collect();
-    let features: BTreeMap<&str, Option<bool>> = Feature::ALL.into_iter().map(|feature| (feature.as_str(), agent.features.known(feature))).collect();
+    let features: BTreeMap<&str, Option<bool>> =
+        Feature::ALL.into_iter().map(|feature| (feature.as_str(), agent.features.known(feature))).collect();
     json!({
         "owner": agent.config.owner,
         "version": env!("CARGO_PKG_VERSION"),

@@ -13,8 +13,13 @@ use crate::agent::{Agent, BuildError, kubernetes_api};
 /// A Lease without a cluster to keep it in.
 pub async fn elect(agent: &Agent) -> Result<Option<Lease>, BuildError> {
     let Some(config) = &agent.config.lease else { return Ok(None) };
-    let api = kubernetes_api(&agent.config).await?.ok_or_else(|| BuildError::Secrets("a lease needs `secrets.store: kubernetes`".into()))?;
-    let settings = LeaseSettings { duration: config.duration, retry: config.duration / 6, ..LeaseSettings::new(&config.namespace, &config.name, identity()) };
+    let api =
+        kubernetes_api(&agent.config).await?.ok_or_else(|| BuildError::Secrets("a lease needs `secrets.store: kubernetes`".into()))?;
+    let settings = LeaseSettings {
+        duration: config.duration,
+        retry: config.duration / 6,
+        ..LeaseSettings::new(&config.namespace, &config.name, identity())
+    };
     let lease = Lease::start(&api, settings).map_err(|error| BuildError::Secrets(error.to_string()))?;
     agent.leading.store(lease.is_leader(), Ordering::Release);
     let mut leading = lease.watch();

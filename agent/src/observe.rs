@@ -25,9 +25,11 @@ impl Agent {
     /// Looks at one resource in all peers.
     pub(crate) async fn observe(&self, resource: Resource, offering: Uuid, depth: Depth) -> Result<Observed, Failure> {
         let (team, keys) = self.observe_team(&resource).await?;
-        let retired_aliases = if team.is_none() && !resource.backend_id.is_empty() { self.retired_aliases(resource.uuid).await? } else { Vec::new() };
+        let retired_aliases =
+            if team.is_none() && !resource.backend_id.is_empty() { self.retired_aliases(resource.uuid).await? } else { Vec::new() };
         let api_keys = self.observe_api_keys(&resource, offering).await?;
-        let mut seen = Observed { mark_repairs: self.mark_repairs(resource.uuid), team, keys, retired_aliases, secrets: None, api_keys, resource };
+        let mut seen =
+            Observed { mark_repairs: self.mark_repairs(resource.uuid), team, keys, retired_aliases, secrets: None, api_keys, resource };
         if depth == Depth::Full {
             self.observe_secrets(&mut seen).await?;
         }

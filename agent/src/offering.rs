@@ -62,7 +62,15 @@ impl Agent {
     /// What a plan for an offering depends on.
     pub(crate) fn shop<'a>(&'a self, settings: &'a OfferingConfig, view: &'a View) -> Shop<'a> {
         let usage_owed = USAGE_OWED.iter().any(|name| self.conditions.holds(name));
-        Shop { owner: &self.config.owner, settings, view, now: self.clock.now(), late_days: self.config.usage.late_days, usage_owed, stubborn: false }
+        Shop {
+            owner: &self.config.owner,
+            settings,
+            view,
+            now: self.clock.now(),
+            late_days: self.config.usage.late_days,
+            usage_owed,
+            stubborn: false,
+        }
     }
 
     /// What is left to do at an offering that was just read.
@@ -125,7 +133,12 @@ impl Agent {
         Err(Failure::Refused { peer: Peer::Waldur, message: format!("Waldur accepts these changes but does not keep them: {left}") })
     }
 
-    pub(crate) async fn apply_to_offering(&self, settings: &OfferingConfig, seen: &Offering, action: &OfferingAction) -> Result<(), Failure> {
+    pub(crate) async fn apply_to_offering(
+        &self,
+        settings: &OfferingConfig,
+        seen: &Offering,
+        action: &OfferingAction,
+    ) -> Result<(), Failure> {
         let uuid = settings.uuid;
         let done = match action {
             OfferingAction::Note(notes) => self.waldur.set_offering_metadata(uuid, &notes.merged_into(seen)).await,
@@ -138,7 +151,9 @@ impl Agent {
             OfferingAction::SetPrices { plan, prices, .. } => self.waldur.set_prices(*plan, prices).await,
             OfferingAction::SetOptions(form) => self.waldur.set_offering_options(uuid, form).await,
             OfferingAction::SetResourceOptions(form) => self.waldur.set_resource_options(uuid, form).await,
-            OfferingAction::RemoveComponent { uuid: component, kind } => return self.remove_component(uuid, *component, kind, false).await.map(drop),
+            OfferingAction::RemoveComponent { uuid: component, kind } => {
+                return self.remove_component(uuid, *component, kind, false).await.map(drop);
+            }
         };
         done?;
         metrics::counter!("llm_access_actions_total", "action" => action.name()).increment(1);
@@ -169,7 +184,13 @@ impl Agent {
 
     /// Tries to remove a component. Where Waldur refuses, the reason is noted on the offering, by which the component counts
     /// as retired; `None` where it is gone.
-    pub(crate) async fn remove_component(&self, offering: Uuid, component: Uuid, kind: &str, by_hand: bool) -> Result<Option<String>, Failure> {
+    pub(crate) async fn remove_component(
+        &self,
+        offering: Uuid,
+        component: Uuid,
+        kind: &str,
+        by_hand: bool,
+    ) -> Result<Option<String>, Failure> {
         let Some(reason) = self.try_to_remove(offering, component, kind).await? else { return Ok(None) };
         let seen = self.look_at_offering(offering).await?;
         let mut notes = Notes::read(&seen);

@@ -15,7 +15,7 @@ use crate::domain::reference;
 use crate::features::Feature;
 use crate::gate::Peer;
 use crate::observe::Depth;
-use crate::plan::{approval, Action, Observed, Obstacle, Removal, Rules, Verdict, evaluate, plan_access, plan_removal, wanted_access};
+use crate::plan::{Action, Observed, Obstacle, Removal, Rules, Verdict, approval, evaluate, plan_access, plan_removal, wanted_access};
 use crate::resources::TRIPPED;
 use crate::schedule::Busy;
 
@@ -36,7 +36,16 @@ const UNKNOWN_TYPE: &str = "unknown-order-type";
 const WITHOUT_RESOURCE: &str = "order-without-resource";
 
 /// Conditions that concern one resource, cleared when it works.
-const RESOURCE_CONDITIONS: [&str; 8] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "not-kept"];
+const RESOURCE_CONDITIONS: [&str; 8] = [
+    "order-given-up",
+    "foreign-backend-id",
+    "foreign-team",
+    "foreign-secret",
+    "taken-secret",
+    "limits-not-servable",
+    "no-models",
+    "not-kept",
+];
 
 /// How a turn of an order ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +89,11 @@ impl Agent {
                     complete = false;
                     let failure = Failure::from(error);
                     self.note_failure(&failure);
-                    self.conditions.raise("orders-unread", offering.uuid.simple(), format!("the orders of offering {} cannot be read: {failure}", offering.uuid.simple()));
+                    self.conditions.raise(
+                        "orders-unread",
+                        offering.uuid.simple(),
+                        format!("the orders of offering {} cannot be read: {failure}", offering.uuid.simple()),
+                    );
                     continue;
                 }
             };
@@ -297,7 +310,11 @@ impl Agent {
     /// One turn of one order.
     async fn turn(&self, offering: &OfferingConfig, order: &Order, resource: Uuid) -> Result<Turn, Failure> {
         if let OrderKind::Other(kind) = &order.kind {
-            self.conditions.raise(UNKNOWN_TYPE, order.uuid.simple(), format!("orders of type {kind:?} are not known to this agent; the order is left to people"));
+            self.conditions.raise(
+                UNKNOWN_TYPE,
+                order.uuid.simple(),
+                format!("orders of type {kind:?} are not known to this agent; the order is left to people"),
+            );
             return Ok(Turn::LeftToPeople);
         }
         // Read before the order is judged: what another agent made is not ours to approve, not even for a create.
@@ -374,7 +391,13 @@ impl Agent {
     }
 
     /// Looks, plans and applies until a look finds nothing left to do.
-    pub(crate) async fn converge(&self, offering: &OfferingConfig, order: Option<&Order>, resource: Resource, depth: Depth) -> Result<Observed, Failure> {
+    pub(crate) async fn converge(
+        &self,
+        offering: &OfferingConfig,
+        order: Option<&Order>,
+        resource: Resource,
+        depth: Depth,
+    ) -> Result<Observed, Failure> {
         let id = resource.uuid;
         let mut seen = self.observe(resource, offering.uuid, depth).await?;
         let mut left = Vec::new();
@@ -408,7 +431,10 @@ impl Agent {
             }
         }
         let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-        let message = format!("the peers do not keep what is written ({}); is there a default_team_params or upperbound_key_generate_params setting, or another writer?", left.join("; "));
+        let message = format!(
+            "the peers do not keep what is written ({}); is there a default_team_params or upperbound_key_generate_params setting, or another writer?",
+            left.join("; ")
+        );
         self.conditions.raise("not-kept", id.simple(), format!("resource {}: {message}", id.simple()));
         Err(Failure::Transient { peer: Peer::Gateway, message, retry_after: None, unreachable: false })
     }
@@ -454,7 +480,9 @@ impl Agent {
             }
             resource = seen.resource;
         }
-        Err(Failure::Conflict { message: format!("resource {} is not gone after {ROUNDS} attempts to remove what is left of it", id.simple()) })
+        Err(Failure::Conflict {
+            message: format!("resource {} is not gone after {ROUNDS} attempts to remove what is left of it", id.simple()),
+        })
     }
 
     async fn finish_terminated(&self, order: &Order, resource: Uuid) -> Result<Turn, Failure> {

@@ -41,10 +41,7 @@ impl Agent {
             Ok(kept) => {
                 self.conditions.clear(UNREAD, "");
                 if !kept.done.is_empty() {
-                    tracing::info!(
-                        changes = kept.done.len(),
-                        "models registered at the gateway"
-                    );
+                    tracing::info!(changes = kept.done.len(), "models registered at the gateway");
                 }
                 self.note_differences(&kept.differences);
             }
@@ -53,7 +50,11 @@ impl Agent {
                 if !matches!(failure, Failure::Forbidden { .. }) {
                     self.note_failure(&failure);
                 }
-                self.conditions.raise(UNREAD, "", format!("what the gateway serves could not be compared with the catalogue, so nothing is changed there: {failure}"));
+                self.conditions.raise(
+                    UNREAD,
+                    "",
+                    format!("what the gateway serves could not be compared with the catalogue, so nothing is changed there: {failure}"),
+                );
             }
         }
     }
@@ -70,10 +71,7 @@ impl Agent {
         let key = self.model_key()?;
         let registry = key.as_ref().map(|key| self.registry(key.as_ref()));
         let Some(registry) = registry else {
-            return Ok(Registered {
-                differences: differences(None, &view, &seen),
-                ..Registered::default()
-            });
+            return Ok(Registered { differences: differences(None, &view, &seen), ..Registered::default() });
         };
         let mut kept = Registered::default();
         let plan = self.without_resting(plan_registration(&registry, &view, &seen));
@@ -93,22 +91,13 @@ impl Agent {
                     let said = error.to_string();
                     let failure = Failure::from(error);
                     // Whoever does not answer is not asked for the next one.
-                    if matches!(
-                        failure,
-                        Failure::Transient {
-                            unreachable: true,
-                            ..
-                        } | Failure::Credential { .. }
-                    ) {
+                    if matches!(failure, Failure::Transient { unreachable: true, .. } | Failure::Credential { .. }) {
                         return Err(failure);
                     }
                     said
                 }
             };
-            self.memory().registrations.insert(
-                action.id().to_owned(),
-                (action.to_string(), self.clock.now(), said),
-            );
+            self.memory().registrations.insert(action.id().to_owned(), (action.to_string(), self.clock.now(), said));
             kept.done.push(action);
         }
         // What counts is what the gateway shows: a 500 may have worked, and a 200 may not have.
@@ -117,8 +106,7 @@ impl Agent {
         kept.done.retain(|action| {
             let kept = !kept.left.iter().any(|left| left.id() == action.id());
             if kept {
-                metrics::counter!("llm_access_actions_total", "action" => action.name())
-                    .increment(1);
+                metrics::counter!("llm_access_actions_total", "action" => action.name()).increment(1);
                 tracing::info!(action = action.name(), "{action}");
             }
             kept
@@ -139,15 +127,8 @@ impl Agent {
         };
         let key = self.model_key()?;
         let registry = key.as_ref().map(|key| self.registry(key.as_ref()));
-        let left = registry
-            .as_ref()
-            .map(|registry| plan_registration(registry, &view, &seen))
-            .unwrap_or_default();
-        Ok(Registered {
-            left,
-            differences: differences(registry.as_ref(), &view, &seen),
-            ..Registered::default()
-        })
+        let left = registry.as_ref().map(|registry| plan_registration(registry, &view, &seen)).unwrap_or_default();
+        Ok(Registered { left, differences: differences(registry.as_ref(), &view, &seen), ..Registered::default() })
     }
 
     /// The deployments of the gateway; which models of ours it serves is remembered before the catalogue is judged by it.
@@ -156,22 +137,14 @@ impl Agent {
         self.note_answer(Peer::Gateway);
         if self.config.gateway.manage_models {
             let registry = self.registry(None);
-            let ours: BTreeSet<String> = seen
-                .iter()
-                .filter_map(|there| registry.model_of(there))
-                .map(str::to_owned)
-                .collect();
+            let ours: BTreeSet<String> = seen.iter().filter_map(|there| registry.model_of(there)).map(str::to_owned).collect();
             self.remember_deployments(ours);
         }
         Ok(seen)
     }
 
     fn registry<'a>(&'a self, key: Option<&'a SecretString>) -> Registry<'a> {
-        Registry {
-            owner: &self.config.owner,
-            bases: &self.config.gateway.api_base,
-            key,
-        }
+        Registry { owner: &self.config.owner, bases: &self.config.gateway.api_base, key }
     }
 
     /// `None` where models are not ours to register; inside, the key for their servers, if they ask for one.
@@ -179,13 +152,7 @@ impl Agent {
         if !self.config.gateway.manage_models {
             return Ok(None);
         }
-        let key = self
-            .config
-            .gateway
-            .model_key
-            .as_ref()
-            .map(crate::secret_file::SecretRef::read)
-            .transpose();
+        let key = self.config.gateway.model_key.as_ref().map(crate::secret_file::SecretRef::read).transpose();
         key.map(Some).map_err(|error| Failure::Transient {
             peer: Peer::Gateway,
             message: format!("the key for the servers of models cannot be read: {error}"),
@@ -199,12 +166,7 @@ impl Agent {
         let now = self.clock.now();
         let memory = self.memory();
         let rests = |action: &Registration| {
-            memory
-                .registrations
-                .get(action.id())
-                .is_some_and(|(what, at, _)| {
-                    *what == action.to_string() && now < after(*at, TRY_AGAIN)
-                })
+            memory.registrations.get(action.id()).is_some_and(|(what, at, _)| *what == action.to_string() && now < after(*at, TRY_AGAIN))
         };
         plan.into_iter().filter(|action| !rests(action)).collect()
     }
@@ -212,9 +174,7 @@ impl Agent {
     async fn register(&self, action: &Registration) -> litellm_client::Result<()> {
         match action {
             Registration::Create(new) => self.gateway.create_deployment(new).await,
-            Registration::Update { id, patch, .. } => {
-                self.gateway.update_deployment(id, patch).await
-            }
+            Registration::Update { id, patch, .. } => self.gateway.update_deployment(id, patch).await,
             Registration::Delete { id, .. } => self.gateway.delete_deployment(id).await,
         }
     }
@@ -222,18 +182,10 @@ impl Agent {
     /// Says what is left, and forgets what was tried in vain and is not left any more.
     fn note_kept(&self, left: &[Registration]) {
         let mut memory = self.memory();
-        memory.registrations.retain(|id, (what, ..)| {
-            left.iter()
-                .any(|action| action.id() == id && action.to_string() == *what)
-        });
+        memory.registrations.retain(|id, (what, ..)| left.iter().any(|action| action.id() == id && action.to_string() == *what));
         let lines: Vec<String> = left
             .iter()
-            .filter_map(|action| {
-                memory
-                    .registrations
-                    .get(action.id())
-                    .map(|(_, _, said)| format!("{action}: {said}"))
-            })
+            .filter_map(|action| memory.registrations.get(action.id()).map(|(_, _, said)| format!("{action}: {said}")))
             .collect();
         drop(memory);
         if lines.is_empty() {
@@ -245,13 +197,9 @@ impl Agent {
 
     fn note_differences(&self, differences: &[Difference]) {
         for name in Difference::CONDITIONS {
-            let lines: Vec<String> = differences
-                .iter()
-                .filter(|difference| difference.condition() == name)
-                .map(ToString::to_string)
-                .collect();
-            metrics::gauge!("llm_access_gateway_differences", "kind" => name)
-                .set(crate::orders::count(lines.len()));
+            let lines: Vec<String> =
+                differences.iter().filter(|difference| difference.condition() == name).map(ToString::to_string).collect();
+            metrics::gauge!("llm_access_gateway_differences", "kind" => name).set(crate::orders::count(lines.len()));
             if lines.is_empty() {
                 self.conditions.clear(name, "");
             } else {
@@ -262,17 +210,9 @@ impl Agent {
 }
 
 fn listed(lines: &[String]) -> String {
-    let mut text = lines
-        .iter()
-        .take(MOST_LISTED)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join("; ");
+    let mut text = lines.iter().take(MOST_LISTED).cloned().collect::<Vec<_>>().join("; ");
     if lines.len() > MOST_LISTED {
-        text.push_str(&format!(
-            "; and {} more, see `check`",
-            lines.len() - MOST_LISTED
-        ));
+        text.push_str(&format!("; and {} more, see `check`", lines.len() - MOST_LISTED));
     }
     text
 }

@@ -17,7 +17,16 @@ use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
 use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access};
 
 /// Conditions of a resource that the slow beat raises and clears.
-const DRIFT_CONDITIONS: [&str; 8] = ["order-given-up", "foreign-backend-id", "foreign-team", "foreign-secret", "taken-secret", "limits-not-servable", "no-models", "not-kept"];
+const DRIFT_CONDITIONS: [&str; 8] = [
+    "order-given-up",
+    "foreign-backend-id",
+    "foreign-team",
+    "foreign-secret",
+    "taken-secret",
+    "limits-not-servable",
+    "no-models",
+    "not-kept",
+];
 
 /// A resource whose models have all gone.
 const NO_MODELS_LEFT: &str = "no-models-left";
@@ -46,7 +55,8 @@ pub struct Drift {
 pub(crate) const TRIPPED: &str = "Can't switch from state";
 
 /// The states of resources that have not ended.
-const LIVING: [ResourceState; 5] = [ResourceState::Creating, ResourceState::Ok, ResourceState::Erred, ResourceState::Updating, ResourceState::Terminating];
+const LIVING: [ResourceState; 5] =
+    [ResourceState::Creating, ResourceState::Ok, ResourceState::Erred, ResourceState::Updating, ResourceState::Terminating];
 
 impl Agent {
     /// Compares everything and begins the repairs. Returns without waiting for them.
@@ -63,12 +73,21 @@ impl Agent {
                 if drift.drifted.is_empty() && drift.orphans.is_empty() {
                     tracing::debug!(compared = drift.compared, "resources are as they should be");
                 } else {
-                    tracing::info!(compared = drift.compared, drifted = drift.drifted.len(), orphans = drift.orphans.len(), "resources compared");
+                    tracing::info!(
+                        compared = drift.compared,
+                        drifted = drift.drifted.len(),
+                        orphans = drift.orphans.len(),
+                        "resources compared"
+                    );
                 }
             }
             Err(failure) => {
                 self.note_failure(failure);
-                self.conditions.raise("resources-unread", "", format!("the resources could not be compared, so nothing is repaired or removed: {failure}"));
+                self.conditions.raise(
+                    "resources-unread",
+                    "",
+                    format!("the resources could not be compared, so nothing is repaired or removed: {failure}"),
+                );
             }
         }
         self.progress.beat("resources");
@@ -125,7 +144,14 @@ impl Agent {
                 // An agent that lost its role sees neither the offering nor its resources: what that means for those is
                 // judged with everything else.
                 Err(error) if error.class() == waldur_client::Class::NotFound && !world.resources.values().any(|(of, _)| *of == uuid) => {
-                    self.conditions.raise("offering-not-shown", uuid.simple(), format!("Waldur does not show offering {}; check its uuid in the configuration and the agent's role in Waldur", uuid.simple()));
+                    self.conditions.raise(
+                        "offering-not-shown",
+                        uuid.simple(),
+                        format!(
+                            "Waldur does not show offering {}; check its uuid in the configuration and the agent's role in Waldur",
+                            uuid.simple()
+                        ),
+                    );
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -198,7 +224,11 @@ impl Agent {
                 };
                 if wanted.as_ref().is_ok_and(|wanted| wanted.models.as_ref().is_some_and(BTreeSet::is_empty)) {
                     without.insert(*id);
-                    self.conditions.raise(NO_MODELS_LEFT, id.simple(), format!("resource {} ({}) is left without any model: all that it ordered have gone", id.simple(), resource.slug));
+                    self.conditions.raise(
+                        NO_MODELS_LEFT,
+                        id.simple(),
+                        format!("resource {} ({}) is left without any model: all that it ordered have gone", id.simple(), resource.slug),
+                    );
                 }
                 let plan = wanted.and_then(|wanted| plan_access(&rules, &wanted, &seen));
                 match plan {
@@ -213,7 +243,10 @@ impl Agent {
                     Err(obstacle) => drift.blocked.push((*id, obstacle)),
                 }
                 if seen.mark_repairs >= 2 && seen.team.as_ref().is_some_and(|team| Mark::owner_of(&team.metadata).is_none()) {
-                    let message = format!("two writers on the metadata of team {}: ours was removed again after it was restored; find the other writer", team_id(*id));
+                    let message = format!(
+                        "two writers on the metadata of team {}: ours was removed again after it was restored; find the other writer",
+                        team_id(*id)
+                    );
                     self.conditions.raise("two-writers", id.simple(), message);
                 }
             }
@@ -231,7 +264,10 @@ impl Agent {
         let memory = self.memory();
         let fine = |id: &Uuid| world.resources.get(id).is_some_and(|(_, resource)| resource.state == ResourceState::Ok);
         let tripped = world.erred_orders.iter().filter(|order| order.kind != OrderKind::Create && order.error_message.contains(TRIPPED));
-        tripped.filter(|order| !memory.passed.contains(&order.uuid)).filter_map(|order| Some((order.uuid, order.resource.filter(fine)?))).collect()
+        tripped
+            .filter(|order| !memory.passed.contains(&order.uuid))
+            .filter_map(|order| Some((order.uuid, order.resource.filter(fine)?)))
+            .collect()
     }
 
     fn begin_retake(&self, order: Uuid, resource: Uuid) {
@@ -266,12 +302,16 @@ impl Agent {
     async fn find_orphans(&self, world: &World, drift: &mut Drift) -> Result<(), Failure> {
         const NAME: &str = "lost-sight";
         let owner = &self.config.owner;
-        let marked = world.teams.values().filter_map(|team| Some((Mark::resource_of(&team.metadata, owner)?, Mark::offering_of(&team.metadata, owner))));
+        let marked = world
+            .teams
+            .values()
+            .filter_map(|team| Some((Mark::resource_of(&team.metadata, owner)?, Mark::offering_of(&team.metadata, owner))));
         let stored = world.secrets.iter().flat_map(|(id, listed)| {
             let offering = listed.stored.first().map(|stored| stored.connection.offering);
             std::iter::once((*id, offering))
         });
-        let ours: BTreeMap<Uuid, Option<Uuid>> = marked.chain(stored).filter(|(_, offering)| offering.is_none_or(|o| self.offering(o).is_some())).collect();
+        let ours: BTreeMap<Uuid, Option<Uuid>> =
+            marked.chain(stored).filter(|(_, offering)| offering.is_none_or(|o| self.offering(o).is_some())).collect();
         let missing: Vec<Uuid> = ours.keys().filter(|id| !world.resources.contains_key(*id)).copied().collect();
         let most = usize::try_from(self.config.orphans.max_per_pass).unwrap_or(usize::MAX).max(1);
         // Those asked about first must not keep the others waiting for ever.
@@ -297,7 +337,14 @@ impl Agent {
             self.conditions.clear(NAME, "");
         }
         for id in &drift.lost {
-            self.conditions.raise("resource-not-shown", id.simple(), format!("resource {} has a team or Secrets of ours but Waldur does not show it; `llm-access-agent orphans list` tells more", id.simple()));
+            self.conditions.raise(
+                "resource-not-shown",
+                id.simple(),
+                format!(
+                    "resource {} has a team or Secrets of ours but Waldur does not show it; `llm-access-agent orphans list` tells more",
+                    id.simple()
+                ),
+            );
         }
         let known_lost: BTreeSet<String> = drift.lost.iter().map(|id| id.simple().to_string()).collect();
         for (name, subject, _) in self.conditions.all() {
@@ -360,7 +407,14 @@ impl Agent {
             if last.error_message.starts_with(OUR_ERROR) {
                 let attempts = attempt_of(&last.error_message);
                 if attempts > MOST_HEALS {
-                    self.conditions.raise("order-given-up", id.simple(), format!("order {0} erred {attempts} times; look into the log and then run `llm-access-agent orders retry {0}`", last.uuid.simple()));
+                    self.conditions.raise(
+                        "order-given-up",
+                        id.simple(),
+                        format!(
+                            "order {0} erred {attempts} times; look into the log and then run `llm-access-agent orders retry {0}`",
+                            last.uuid.simple()
+                        ),
+                    );
                     return Ok(());
                 }
                 self.memory().heals.insert(last.uuid, attempts);

@@ -93,7 +93,14 @@ impl Schedule {
         let max = self.backoff.max;
         let fresh = self.delays();
         let mut inner = self.lock();
-        let waiting = inner.waiting.entry(order).or_insert_with(|| Waiting { since: now, due: now, delays: fresh, refusals: 0, why: String::new(), right: None });
+        let waiting = inner.waiting.entry(order).or_insert_with(|| Waiting {
+            since: now,
+            due: now,
+            delays: fresh,
+            refusals: 0,
+            why: String::new(),
+            right: None,
+        });
         let delay = waiting.delays.next().unwrap_or(max).max(at_least.unwrap_or_default()).min(max.saturating_mul(2));
         waiting.since = now;
         waiting.due = after(now, delay);

@@ -49,14 +49,10 @@ impl fmt::Display for SecretFault {
             Self::Empty => "is empty; write the secret into it",
             Self::TooLong => "is longer than 16 KiB; it has to hold the secret and nothing else",
             Self::ByteOrderMark => "starts with a byte order mark; save it as plain text without one",
-            Self::SeveralLines => {
-                "holds more than one line; it has to hold the secret on one line, with at most one line end after it"
-            }
+            Self::SeveralLines => "holds more than one line; it has to hold the secret on one line, with at most one line end after it",
             Self::Whitespace => "holds a blank; remove blanks before, after and inside the secret",
             Self::Control => "holds a control byte; write the secret anew as plain text",
-            Self::NotAscii => {
-                "holds a byte that is not printable ASCII and cannot be sent in a header; write the secret anew"
-            }
+            Self::NotAscii => "holds a byte that is not printable ASCII and cannot be sent in a header; write the secret anew",
         })
     }
 }
@@ -94,20 +90,12 @@ impl SecretFile {
     /// When the file cannot be read, or is empty, too long, of several lines, or holds blanks, control bytes, a byte order
     /// mark or anything else but printable ASCII.
     pub fn read(&self) -> Result<SecretString, SecretFileError> {
-        let io = |source| SecretFileError::Io {
-            path: self.path.clone(),
-            source,
-        };
-        let content = |fault| SecretFileError::Content {
-            path: self.path.clone(),
-            fault,
-        };
+        let io = |source| SecretFileError::Io { path: self.path.clone(), source };
+        let content = |fault| SecretFileError::Content { path: self.path.clone(), fault };
         // Two more bytes than allowed: a line end may follow the longest secret.
         let limit = u64::try_from(MAX_SECRET_BYTES + 3).unwrap_or(u64::MAX);
         let mut bytes = Vec::with_capacity(512);
-        std::fs::File::open(&self.path)
-            .and_then(|file| file.take(limit).read_to_end(&mut bytes))
-            .map_err(io)?;
+        std::fs::File::open(&self.path).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(io)?;
         clean(bytes).map_err(content)
     }
 
@@ -131,10 +119,7 @@ pub(crate) fn clean(mut bytes: Vec<u8>) -> Result<SecretString, SecretFault> {
     if bytes.len() > MAX_SECRET_BYTES {
         return Err(SecretFault::TooLong);
     }
-    if bytes.starts_with(b"\xef\xbb\xbf")
-        || bytes.starts_with(b"\xff\xfe")
-        || bytes.starts_with(b"\xfe\xff")
-    {
+    if bytes.starts_with(b"\xef\xbb\xbf") || bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
         return Err(SecretFault::ByteOrderMark);
     }
     if bytes.contains(&b'\n') || bytes.contains(&b'\r') {
@@ -149,9 +134,7 @@ pub(crate) fn clean(mut bytes: Vec<u8>) -> Result<SecretString, SecretFault> {
     if !bytes.is_ascii() {
         return Err(SecretFault::NotAscii);
     }
-    String::from_utf8(bytes)
-        .map(SecretString::from)
-        .map_err(|_| SecretFault::NotAscii)
+    String::from_utf8(bytes).map(SecretString::from).map_err(|_| SecretFault::NotAscii)
 }
 
 /// Whether a secret looks as if it had been base64-encoded once too often, as when `data:` of a Kubernetes Secret is filled
@@ -234,23 +217,13 @@ mod tests {
     #[test]
     fn one_line_end_is_dropped_and_the_rest_is_kept() {
         for content in ["tok", "tok\n", "tok\r\n"] {
-            assert_eq!(
-                outcome(content.as_bytes()),
-                Ok("tok".to_owned()),
-                "{content:?}"
-            );
+            assert_eq!(outcome(content.as_bytes()), Ok("tok".to_owned()), "{content:?}");
         }
         let digits = "0123456789012345678901234567890123456789";
         assert_eq!(outcome(digits.as_bytes()), Ok(digits.to_owned()));
         let longest = "a".repeat(MAX_SECRET_BYTES);
-        assert_eq!(
-            outcome(format!("{longest}\r\n").as_bytes()),
-            Ok(longest.clone())
-        );
-        assert_eq!(
-            outcome(format!("{longest}a").as_bytes()),
-            Err(SecretFault::TooLong)
-        );
+        assert_eq!(outcome(format!("{longest}\r\n").as_bytes()), Ok(longest.clone()));
+        assert_eq!(outcome(format!("{longest}a").as_bytes()), Err(SecretFault::TooLong));
     }
 
     #[test]
@@ -287,17 +260,11 @@ mod tests {
         let error = file.read().unwrap_err();
         let path = file.path.display().to_string();
         assert!(error.to_string().contains(&path), "{error}");
-        assert!(
-            !format!("{error} {error:?}").contains("marker"),
-            "{error:?}"
-        );
+        assert!(!format!("{error} {error:?}").contains("marker"), "{error:?}");
 
         let missing = SecretFile::new("/nonexistent/waldur-token");
         let error = missing.read().unwrap_err().to_string();
-        assert!(
-            error.starts_with("secret file /nonexistent/waldur-token: cannot be read"),
-            "{error}"
-        );
+        assert!(error.starts_with("secret file /nonexistent/waldur-token: cannot be read"), "{error}");
     }
 
     #[test]

@@ -20,8 +20,12 @@ pub fn log(config: &LogConfig, quiet: bool) -> Result<(), String> {
     let filter = EnvFilter::try_new(level).map_err(|error| format!("log.level: {error}; give one of error, warn, info, debug, trace"))?;
     let registry = tracing_subscriber::registry().with(filter);
     let started = match config.format {
-        LogFormat::Json => registry.with(tracing_subscriber::fmt::layer().log_internal_errors(false).json().flatten_event(true).with_writer(std::io::stderr)).try_init(),
-        LogFormat::Text => registry.with(tracing_subscriber::fmt::layer().log_internal_errors(false).with_ansi(false).with_writer(std::io::stderr)).try_init(),
+        LogFormat::Json => registry
+            .with(tracing_subscriber::fmt::layer().log_internal_errors(false).json().flatten_event(true).with_writer(std::io::stderr))
+            .try_init(),
+        LogFormat::Text => registry
+            .with(tracing_subscriber::fmt::layer().log_internal_errors(false).with_ansi(false).with_writer(std::io::stderr))
+            .try_init(),
     };
     started.map_err(|error| error.to_string())
 }
@@ -83,23 +87,39 @@ pub const METRICS: &[Metric] = &[
     gauge("llm_access_catalogue_shrink_held", &[], "1 while a catalogue that lost many models is held until it is accepted"),
     gauge("llm_access_components_retired", &["offering"], "Components of models that are gone, which Waldur refuses to remove"),
     gauge("llm_access_condition", &["condition"], "1 while a condition of this name holds for anything, 0 once it no longer does"),
-    gauge("llm_access_gateway_differences", &["kind"], "Models that the gateway serves otherwise than the catalogue says, by the kind of difference"),
+    gauge(
+        "llm_access_gateway_differences",
+        &["kind"],
+        "Models that the gateway serves otherwise than the catalogue says, by the kind of difference",
+    ),
     gauge("llm_access_last_beat_timestamp_seconds", &["loop"], "When a loop last ended a beat, in seconds since 1970"),
     gauge("llm_access_leading", &[], "1 while this replica holds the Lease, 0 while another does; absent where no Lease is configured"),
-    gauge("llm_access_oldest_open_order_timestamp_seconds", &["offering"], "When the oldest open order was made, in seconds since 1970; 0 without one"),
+    gauge(
+        "llm_access_oldest_open_order_timestamp_seconds",
+        &["offering"],
+        "When the oldest open order was made, in seconds since 1970; 0 without one",
+    ),
     gauge("llm_access_open_orders", &["offering"], "Open orders in the last beat"),
     counter("llm_access_order_turns_total", &["kind", "outcome"], "Turns of orders: each observes, plans and applies once"),
     counter("llm_access_orders_erred_total", &[], "Orders set to erred"),
     counter("llm_access_orders_rejected_total", &[], "Orders rejected"),
     gauge("llm_access_prices_pending", &["offering"], "Prices that Waldur holds for the first of a month to come"),
     gauge("llm_access_resources", &[], "Resources compared in the last slow beat"),
-    gauge("llm_access_resources_by_spent_share", &["percent"], "Resources that have spent at least this share of their monthly budget: 50, 80, 90 or 100 percent"),
+    gauge(
+        "llm_access_resources_by_spent_share",
+        &["percent"],
+        "Resources that have spent at least this share of their monthly budget: 50, 80, 90 or 100 percent",
+    ),
     gauge("llm_access_resources_drifted", &[], "Resources that differed from what they should be in the last slow beat"),
     gauge("llm_access_resources_without_models", &[], "Resources left without any model, since all that they ordered are gone"),
     counter("llm_access_unbilled_total", &[], "Final usages of a resource and month that could not be reported"),
     gauge("llm_access_usage_behind", &[], "Resources and months whose usage differed and could not be reported in the last usage pass"),
     gauge("llm_access_usage_foreign_teams", &[], "Teams with usage in the ledger that are no resource of ours"),
-    gauge("llm_access_usage_last_pass_timestamp_seconds", &[], "When the last usage pass that read everything began, in seconds since 1970"),
+    gauge(
+        "llm_access_usage_last_pass_timestamp_seconds",
+        &[],
+        "When the last usage pass that read everything began, in seconds since 1970",
+    ),
     counter("llm_access_usage_passes_total", &["outcome"], "Usage passes: done, partly, discarded at midnight, failed"),
     counter("llm_access_usage_reported_total", &[], "Reports of a resource and month that were sent and read back"),
     gauge("llm_access_usage_rows", &[], "Ledger rows that the last usage pass added up"),

@@ -49,7 +49,13 @@ pub(crate) struct Memory {
 impl Agent {
     /// Reports the usage of every month since `since`. `Some(wait)` where a second, equal reading is still due, or where
     /// Waldur would file it under the wrong month now.
-    pub(crate) async fn bill(&self, order: &Order, offering: Uuid, resource: &Resource, since: Timestamp) -> Result<Option<Duration>, Failure> {
+    pub(crate) async fn bill(
+        &self,
+        order: &Order,
+        offering: Uuid,
+        resource: &Resource,
+        since: Timestamp,
+    ) -> Result<Option<Duration>, Failure> {
         let now = self.clock.now();
         // The order may have waited since an earlier month, and a team that was removed by hand says no more since when it
         // was blocked. Late rows of the month before count as long as for a pass: after the end nothing is taken.
@@ -69,18 +75,31 @@ impl Agent {
         if let Some(wait) = self.settled(order.uuid, format!("{used:?}"), now) {
             return Ok(Some(wait));
         }
-        let shared = if used.iter().any(|(_, used)| !used.models.is_empty()) { shared_names(&self.gateway.model_info().await?) } else { BTreeSet::new() };
+        let shared = if used.iter().any(|(_, used)| !used.models.is_empty()) {
+            shared_names(&self.gateway.model_info().await?)
+        } else {
+            BTreeSet::new()
+        };
         let seller = self.seller(offering).await?;
         let resource = &mut resource.clone();
         for (month, used) in &used {
             let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &shared, false);
             if !amounts.homeless.is_empty() {
                 let models = amounts.homeless.join(", ");
-                self.conditions.raise("usage-without-component", resource.uuid.simple(), format!("{month}: usage of {models} has no component in the offering and cannot be billed"));
+                self.conditions.raise(
+                    "usage-without-component",
+                    resource.uuid.simple(),
+                    format!("{month}: usage of {models} has no component in the offering and cannot be billed"),
+                );
                 self.note_unbilled(resource, *month, &format!("no component for {models}")).await?;
             }
             if !amounts.unknown.is_empty() && used.models.keys().any(|model| shared.contains(model)) {
-                self.note_unbilled(resource, *month, &format!("the models of {} share an upstream, and the gateway does not tell them apart", listed(&amounts.unknown))).await?;
+                self.note_unbilled(
+                    resource,
+                    *month,
+                    &format!("the models of {} share an upstream, and the gateway does not tell them apart", listed(&amounts.unknown)),
+                )
+                .await?;
             }
             let reported = self.report(&seller, resource, *month, &amounts, &used.days, How { final_usage: true, ..How::default() }).await;
             if let Ok(reported) = &reported
@@ -90,10 +109,14 @@ impl Agent {
             }
             match reported.map(|reported| reported.outcome) {
                 Ok(Outcome::Equal | Outcome::Sent(_) | Outcome::Would(_)) => {}
-                Ok(Outcome::State(state)) => self.note_unbilled(resource, *month, &format!("Waldur takes no usage of a resource that is {state}")).await?,
+                Ok(Outcome::State(state)) => {
+                    self.note_unbilled(resource, *month, &format!("Waldur takes no usage of a resource that is {state}")).await?
+                }
                 Ok(Outcome::Waits(_)) => return Ok(Some(self.config.usage.month_guard.max(self.config.terminate.settle))),
                 Ok(Outcome::Closed { why, .. }) => self.note_unbilled(resource, *month, &why).await?,
-                Err(failure @ Failure::Refused { .. }) if self.refused_for_good(order, &failure) => self.note_unbilled(resource, *month, &failure.to_string()).await?,
+                Err(failure @ Failure::Refused { .. }) if self.refused_for_good(order, &failure) => {
+                    self.note_unbilled(resource, *month, &failure.to_string()).await?
+                }
                 Err(failure) => return Err(failure),
             }
             self.report_keys(&seller, resource.uuid, *month, used, &shared, None).await?;
@@ -119,10 +142,16 @@ impl Agent {
 
     /// The offering as usage sees it, read anew.
     pub(crate) async fn seller(&self, offering: Uuid) -> Result<Seller, Failure> {
-        let settings: &OfferingConfig = self.offering(offering).ok_or_else(|| Failure::Refused { peer: Peer::Waldur, message: format!("offering {} is not configured", offering.simple()) })?;
+        let settings: &OfferingConfig = self
+            .offering(offering)
+            .ok_or_else(|| Failure::Refused { peer: Peer::Waldur, message: format!("offering {} is not configured", offering.simple()) })?;
         let components = self.waldur.offering(offering).await?.components;
         let usable = usable_components(&components);
-        let by_day = components.iter().filter(|component| component.by_day && usable.contains(&component.kind)).map(|component| component.kind.clone()).collect();
+        let by_day = components
+            .iter()
+            .filter(|component| component.by_day && usable.contains(&component.kind))
+            .map(|component| component.kind.clone())
+            .collect();
         Ok(Seller { offering, usable, by_day, token_unit: Decimal::from(settings.token_unit.tokens()) })
     }
 

@@ -55,36 +55,22 @@ impl Cluster {
         // kube would repeat a call up to 15 times and hold it for minutes; deadlines and repeats are ours.
         config.default_retry = false;
         config.connect_timeout = Some(settings.timeout);
-        let name = "user-agent"
-            .parse()
-            .map_err(|error| settings_error(&error))?;
-        let value = settings
-            .user_agent
-            .parse()
-            .map_err(|error| settings_error(&error))?;
+        let name = "user-agent".parse().map_err(|error| settings_error(&error))?;
+        let value = settings.user_agent.parse().map_err(|error| settings_error(&error))?;
         config.headers.push((name, value));
         let client = Client::try_from(config).map_err(|error| settings_error(&error))?;
-        Ok(Self {
-            client,
-            timeout: settings.timeout,
-            field_manager: settings.field_manager,
-        })
+        Ok(Self { client, timeout: settings.timeout, field_manager: settings.field_manager })
     }
 
     /// Waits for one answer, but no longer than the deadline, and gives the body of a success.
-    pub(crate) async fn answer(
-        &self,
-        call: &Call<'_>,
-        answer: impl Future<Output = kube::Result<Answer>>,
-    ) -> Result<String> {
+    pub(crate) async fn answer(&self, call: &Call<'_>, answer: impl Future<Output = kube::Result<Answer>>) -> Result<String> {
         let answer = match tokio::time::timeout(self.timeout, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(Error::from_kube(call, error)),
             Err(_) => return Err(Error::timed_out(call, self.timeout)),
         };
         if (200..300).contains(&answer.status) {
-            return String::from_utf8(answer.body)
-                .map_err(|_| Error::not_understood(call, "it is not UTF-8"));
+            return String::from_utf8(answer.body).map_err(|_| Error::not_understood(call, "it is not UTF-8"));
         }
         Err(Error::from_answer(call, &answer))
     }
@@ -103,14 +89,9 @@ pub(crate) struct Answer {
 macro_rules! exchange {
     ($cluster:expr, $call:expr, $request:expr) => {
         async {
-            let request = $request.map_err(|error| {
-                $crate::error::Error::invalid($call, $crate::error::chain(&error))
-            })?;
+            let request = $request.map_err(|error| $crate::error::Error::invalid($call, $crate::error::chain(&error)))?;
             let answer = async {
-                let response = $cluster
-                    .client
-                    .send(request.map(kube::client::Body::from))
-                    .await?;
+                let response = $cluster.client.send(request.map(kube::client::Body::from)).await?;
                 Ok($crate::client::Answer {
                     status: response.status().as_u16(),
                     retry_after: response
@@ -129,30 +110,20 @@ pub(crate) use exchange;
 
 async fn config(settings: &Settings) -> Result<Config> {
     if let Some(url) = &settings.api_url {
-        let uri = url
-            .as_str()
-            .parse()
-            .map_err(|error| settings_error(&error))?;
+        let uri = url.as_str().parse().map_err(|error| settings_error(&error))?;
         return Ok(Config::new(uri));
     }
-    let options = KubeConfigOptions {
-        context: settings.context.clone(),
-        ..KubeConfigOptions::default()
-    };
+    let options = KubeConfigOptions { context: settings.context.clone(), ..KubeConfigOptions::default() };
     if let Some(path) = &settings.kubeconfig {
         let kubeconfig = Kubeconfig::read_from(path).map_err(|error| settings_error(&error))?;
-        return Config::from_custom_kubeconfig(kubeconfig, &options)
-            .await
-            .map_err(|error| settings_error(&error));
+        return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| settings_error(&error));
     }
     if settings.context.is_none()
         && let Ok(config) = Config::incluster()
     {
         return Ok(config);
     }
-    Config::from_kubeconfig(&options)
-        .await
-        .map_err(|error| settings_error(&error))
+    Config::from_kubeconfig(&options).await.map_err(|error| settings_error(&error))
 }
 
 fn settings_error(error: &(dyn std::error::Error + 'static)) -> Error {

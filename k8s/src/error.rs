@@ -78,9 +78,7 @@ pub enum Error {
         why: String,
     },
     /// No client can be made from the settings.
-    #[error(
-        "cannot use the Kubernetes API: {why}; set the kubeconfig and its context, or run in a pod with a service account"
-    )]
+    #[error("cannot use the Kubernetes API: {why}; set the kubeconfig and its context, or run in a pod with a service account")]
     Settings {
         /// The cause.
         why: String,
@@ -103,13 +101,7 @@ impl Error {
     /// Whether the request may have had its effect although the call failed. The cure is to read again.
     #[must_use]
     pub fn may_have_happened(&self) -> bool {
-        matches!(
-            self,
-            Self::Transient {
-                may_have_happened: true,
-                ..
-            }
-        )
+        matches!(self, Self::Transient { may_have_happened: true, .. })
     }
 
     /// An answer that came but makes no sense. For a write the effect is unknown.
@@ -124,10 +116,7 @@ impl Error {
     }
 
     pub(crate) fn invalid(call: &Call<'_>, why: impl Into<String>) -> Self {
-        Self::Invalid {
-            what: call.to_string(),
-            why: why.into(),
-        }
+        Self::Invalid { what: call.to_string(), why: why.into() }
     }
 
     pub(crate) fn timed_out(call: &Call<'_>, after: Duration) -> Self {
@@ -162,47 +151,27 @@ impl Error {
 
     /// An answer that is not a success.
     pub(crate) fn from_answer(call: &Call<'_>, answer: &Answer) -> Self {
-        let status: Status =
-            serde_json::from_slice(&answer.body).unwrap_or_else(|_| Status::failure("", ""));
+        let status: Status = serde_json::from_slice(&answer.body).unwrap_or_else(|_| Status::failure("", ""));
         let what = call.to_string();
         // A request that the server cannot decode is quoted in its answer, with what stands around the fault.
         let why = if matches!(answer.status, 400 | 415) && call.resource == "secrets" {
-            format!(
-                "the server answers {} {} (its text is left out, since it can quote the Secret)",
-                answer.status,
-                plain(&status.reason)
-            )
+            format!("the server answers {} {} (its text is left out, since it can quote the Secret)", answer.status, plain(&status.reason))
         } else {
-            plain(if status.message.is_empty() {
-                &status.reason
-            } else {
-                &status.message
-            })
+            plain(if status.message.is_empty() { &status.reason } else { &status.message })
         };
         let details = status.details.as_ref();
-        let causes = details
-            .map(|details| details.causes.as_slice())
-            .unwrap_or_default();
+        let causes = details.map(|details| details.causes.as_slice()).unwrap_or_default();
         match answer.status {
             401 => Self::Denied {
                 what,
-                why: if why.is_empty() {
-                    "401 Unauthorized".to_owned()
-                } else {
-                    why
-                },
-                remedy:
-                    "the token of the agent is not accepted: renew it or correct the kubeconfig"
-                        .to_owned(),
+                why: if why.is_empty() { "401 Unauthorized".to_owned() } else { why },
+                remedy: "the token of the agent is not accepted: renew it or correct the kubeconfig".to_owned(),
             },
             403 => {
                 let remedy = if why.contains("exceeded quota") {
                     format!("raise the quota of namespace {}", call.namespace)
                 } else if why.contains("being terminated") {
-                    format!(
-                        "namespace {} is being deleted: create it again or correct the configuration",
-                        call.namespace
-                    )
+                    format!("namespace {} is being deleted: create it again or correct the configuration", call.namespace)
                 } else {
                     format!(
                         "grant verb {} on {} in namespace {} to the agent's service account by a Role and a RoleBinding",
@@ -211,19 +180,11 @@ impl Error {
                 };
                 Self::Denied { what, why, remedy }
             }
-            404 => Self::NotFound {
-                what,
-                namespace: call.namespace.to_owned(),
-                why,
-            },
+            404 => Self::NotFound { what, namespace: call.namespace.to_owned(), why },
             // A quota that changed meanwhile also answers 409: the object does not exist then.
-            409 if call.verb == "create" && status.reason != "AlreadyExists" => Self::Transient {
-                what,
-                why,
-                status: Some(409),
-                retry_after: None,
-                may_have_happened: false,
-            },
+            409 if call.verb == "create" && status.reason != "AlreadyExists" => {
+                Self::Transient { what, why, status: Some(409), retry_after: None, may_have_happened: false }
+            }
             409 => {
                 let mut managers: Vec<String> = causes
                     .iter()
@@ -232,18 +193,12 @@ impl Error {
                     .collect();
                 managers.sort();
                 managers.dedup();
-                Self::Conflict {
-                    what,
-                    why,
-                    managers,
-                }
+                Self::Conflict { what, why, managers }
             }
             // Another object has taken the name since.
-            422 if causes.iter().any(|cause| cause.field == "metadata.uid") => Self::Conflict {
-                what,
-                why: "it was deleted and made again".to_owned(),
-                managers: Vec::new(),
-            },
+            422 if causes.iter().any(|cause| cause.field == "metadata.uid") => {
+                Self::Conflict { what, why: "it was deleted and made again".to_owned(), managers: Vec::new() }
+            }
             400 | 405 | 413 | 415 | 422 => Self::Invalid { what, why },
             code => Self::Transient {
                 what,
@@ -304,11 +259,7 @@ pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
 fn plain(text: &str) -> String {
     const LONGEST: usize = 400;
     let text = masked(text);
-    let mut short: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(LONGEST)
-        .collect();
+    let mut short: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect();
     if text.chars().nth(LONGEST).is_some() {
         short.push('…');
     }
@@ -318,8 +269,7 @@ fn plain(text: &str) -> String {
 /// Hides keys of the gateway, in clear and as a Secret spells them, and bearer tokens: an admission webhook that refuses an
 /// object may quote it.
 fn masked(text: &str) -> String {
-    let part_of_word =
-        |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+' | '/' | '=');
+    let part_of_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+' | '/' | '=');
     // `c2st` is `sk-` in base64.
     let looks_secret = |word: &str| {
         word.starts_with("sk-") && word.len() >= 8
@@ -370,9 +320,6 @@ mod tests {
     #[test]
     fn what_a_server_quotes_of_a_secret_is_hidden() {
         let said = r#"admission webhook "x" denied llm-keys/llm-key-sk-1: "OPENAI_API_KEY":"c2stNjQyOWRhNzEzYzcwZDJj==" is sk-6429da713c70d2c, Bearer eyJhbGciOiJIUzI1NiJ9.e30.abc"#;
-        assert_eq!(
-            plain(said),
-            r#"admission webhook "x" denied llm-keys/llm-key-sk-1: "OPENAI_API_KEY":"***" is ***, Bearer ***"#
-        );
+        assert_eq!(plain(said), r#"admission webhook "x" denied llm-keys/llm-key-sk-1: "OPENAI_API_KEY":"***" is ***, Bearer ***"#);
     }
 }

@@ -39,11 +39,7 @@ pub struct LeaseSettings {
 impl LeaseSettings {
     /// The usual times: 15 s of silence, a look every 3 s.
     #[must_use]
-    pub fn new(
-        namespace: impl Into<String>,
-        name: impl Into<String>,
-        identity: impl Into<String>,
-    ) -> Self {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
         Self {
             namespace: namespace.into(),
             name: name.into(),
@@ -69,47 +65,19 @@ impl Lease {
     /// # Errors
     /// `Invalid` for names or times that cannot work. An unreachable server is no error: we are not the leader then.
     pub fn start(secrets: &Secrets, settings: LeaseSettings) -> Result<Self> {
-        let call = Call {
-            verb: "get",
-            resource: "leases",
-            namespace: &settings.namespace,
-            name: &settings.name,
-        };
-        if !is_dns_label(&settings.namespace)
-            || !is_object_name(&settings.name)
-            || settings.identity.is_empty()
-        {
-            return Err(Error::invalid(
-                &call,
-                "namespace, name and identity must be legal and not empty",
-            ));
+        let call = Call { verb: "get", resource: "leases", namespace: &settings.namespace, name: &settings.name };
+        if !is_dns_label(&settings.namespace) || !is_object_name(&settings.name) || settings.identity.is_empty() {
+            return Err(Error::invalid(&call, "namespace, name and identity must be legal and not empty"));
         }
-        if settings.duration.as_secs() == 0
-            || settings.retry.is_zero()
-            || settings.retry * 2 > settings.duration
-        {
-            return Err(Error::invalid(
-                &call,
-                "the duration must be at least one second and twice the retry time",
-            ));
+        if settings.duration.as_secs() == 0 || settings.retry.is_zero() || settings.retry * 2 > settings.duration {
+            return Err(Error::invalid(&call, "the duration must be at least one second and twice the retry time"));
         }
         let (sender, leading) = watch::channel(false);
         let (stop, stopped) = oneshot::channel();
         let within = secrets.cluster.timeout;
-        let candidate = Candidate {
-            cluster: secrets.cluster.clone(),
-            settings,
-            seen: None,
-            valid_until: None,
-            leading: sender,
-        };
+        let candidate = Candidate { cluster: secrets.cluster.clone(), settings, seen: None, valid_until: None, leading: sender };
         let task = tokio::spawn(candidate.run(stopped));
-        Ok(Self {
-            leading,
-            stop: Some(stop),
-            task,
-            within,
-        })
+        Ok(Self { leading, stop: Some(stop), task, within })
     }
 
     /// Whether we hold the Lease right now.
@@ -128,10 +96,7 @@ impl Lease {
     pub async fn release(mut self) {
         self.stop.take();
         // Two calls at most are under way: one attempt that is cut off, and the release.
-        if tokio::time::timeout(self.within, &mut self.task)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(self.within, &mut self.task).await.is_err() {
             tracing::warn!("the Lease was not given back in time; it runs out by itself");
         }
     }
@@ -208,10 +173,7 @@ impl Candidate {
 
     /// Says whether we lead, and forgets a validity that is over.
     fn announce(&mut self) {
-        if self
-            .valid_until
-            .is_some_and(|until| until <= Instant::now())
-        {
+        if self.valid_until.is_some_and(|until| until <= Instant::now()) {
             self.valid_until = None;
         }
         let leading = self.valid_until.is_some();
@@ -238,19 +200,11 @@ impl Candidate {
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
         let mine = holder == self.settings.identity;
         if !self.seen.as_ref().is_some_and(|seen| seen.lease == lease) {
-            self.seen = Some(Seen {
-                lease: lease.clone(),
-                at: Instant::now(),
-            });
+            self.seen = Some(Seen { lease: lease.clone(), at: Instant::now() });
         }
         if !mine && !holder.is_empty() {
-            let silence = Duration::from_secs(spec.lease_duration_seconds.unwrap_or(0))
-                .max(self.settings.duration);
-            if self
-                .seen
-                .as_ref()
-                .is_none_or(|seen| seen.at.elapsed() < silence)
-            {
+            let silence = Duration::from_secs(spec.lease_duration_seconds.unwrap_or(0)).max(self.settings.duration);
+            if self.seen.as_ref().is_none_or(|seen| seen.at.elapsed() < silence) {
                 return Ok(None);
             }
         }
@@ -285,57 +239,32 @@ impl Candidate {
         let Some(lease) = self.get().await? else {
             return Ok(());
         };
-        if lease.spec.and_then(|spec| spec.holder_identity).as_deref()
-            != Some(self.settings.identity.as_str())
-        {
+        if lease.spec.and_then(|spec| spec.holder_identity).as_deref() != Some(self.settings.identity.as_str()) {
             return Ok(());
         }
-        self.patch(
-            &lease.metadata.resource_version,
-            json!({"holderIdentity": null}),
-        )
-        .await
+        self.patch(&lease.metadata.resource_version, json!({"holderIdentity": null})).await
     }
 
     fn call(&self, verb: &'static str) -> Call<'_> {
-        Call {
-            verb,
-            resource: "leases",
-            namespace: &self.settings.namespace,
-            name: &self.settings.name,
-        }
+        Call { verb, resource: "leases", namespace: &self.settings.namespace, name: &self.settings.name }
     }
 
     fn collection(&self) -> Request {
-        Request::new(format!(
-            "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
-            self.settings.namespace
-        ))
+        Request::new(format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.settings.namespace))
     }
 
     async fn get(&self) -> Result<Option<Wire>> {
         let call = self.call("get");
-        let answer = exchange!(
-            self.cluster,
-            &call,
-            self.collection()
-                .get(&self.settings.name, &GetParams::default())
-        )
-        .await;
+        let answer = exchange!(self.cluster, &call, self.collection().get(&self.settings.name, &GetParams::default())).await;
         match answer {
-            Ok(text) => serde_json::from_str(&text)
-                .map(Some)
-                .map_err(|error| Error::not_understood(&call, error)),
+            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| Error::not_understood(&call, error)),
             Err(error) if error.class() == Class::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     async fn create(&self, spec: Value) -> Result<()> {
-        let params = PostParams {
-            field_manager: Some(self.cluster.field_manager.clone()),
-            ..PostParams::default()
-        };
+        let params = PostParams { field_manager: Some(self.cluster.field_manager.clone()), ..PostParams::default() };
         let object = json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -343,37 +272,20 @@ impl Candidate {
             "spec": spec,
         });
         let body = object.to_string().into_bytes();
-        exchange!(
-            self.cluster,
-            &self.call("create"),
-            self.collection().create(&params, body)
-        )
-        .await
-        .map(drop)
+        exchange!(self.cluster, &self.call("create"), self.collection().create(&params, body)).await.map(drop)
     }
 
     async fn patch(&self, resource_version: &str, spec: Value) -> Result<()> {
-        let params = PatchParams {
-            field_manager: Some(self.cluster.field_manager.clone()),
-            ..PatchParams::default()
-        };
+        let params = PatchParams { field_manager: Some(self.cluster.field_manager.clone()), ..PatchParams::default() };
         let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
-        exchange!(
-            self.cluster,
-            &self.call("patch"),
-            self.collection()
-                .patch(&self.settings.name, &params, &Patch::Merge(&patch))
-        )
-        .await
-        .map(drop)
+        exchange!(self.cluster, &self.call("patch"), self.collection().patch(&self.settings.name, &params, &Patch::Merge(&patch)))
+            .await
+            .map(drop)
     }
 }
 
 /// The time that others read in the Lease. Nothing here is decided by it.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a Lease shows the wall clock, whatever a test's clock says"
-)]
+#[expect(clippy::disallowed_methods, reason = "a Lease shows the wall clock, whatever a test's clock says")]
 fn wall_clock() -> Timestamp {
     Timestamp::now()
 }

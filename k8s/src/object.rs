@@ -33,23 +33,12 @@ impl Draft {
         if self.data.is_empty() {
             return Some("it has no variables".to_owned());
         }
-        self.data
-            .iter()
-            .find(|(_, value)| value.expose_secret().is_empty())
-            .map(|(key, _)| format!("variable {key} is empty"))
+        self.data.iter().find(|(_, value)| value.expose_secret().is_empty()).map(|(key, _)| format!("variable {key} is empty"))
     }
 
     pub(crate) fn to_json(&self, resource_version: Option<&str>) -> Value {
-        let data: Map<String, Value> = self
-            .data
-            .iter()
-            .map(|(key, value)| {
-                (
-                    key.clone(),
-                    Value::String(STANDARD.encode(value.expose_secret())),
-                )
-            })
-            .collect();
+        let data: Map<String, Value> =
+            self.data.iter().map(|(key, value)| (key.clone(), Value::String(STANDARD.encode(value.expose_secret())))).collect();
         let mut object = json!({
             "apiVersion": "v1",
             "kind": "Secret",
@@ -112,12 +101,7 @@ impl Leftover {
 
     /// The merge patch that takes them away, valid for this version only.
     pub(crate) fn removal(&self, uid: &str, resource_version: &str) -> Value {
-        let nulls = |keys: &[String]| -> Value {
-            keys.iter()
-                .map(|key| (key.clone(), Value::Null))
-                .collect::<Map<_, _>>()
-                .into()
-        };
+        let nulls = |keys: &[String]| -> Value { keys.iter().map(|key| (key.clone(), Value::Null)).collect::<Map<_, _>>().into() };
         let mut metadata = json!({"uid": uid, "resourceVersion": resource_version});
         if !self.labels.is_empty() {
             metadata["labels"] = nulls(&self.labels);
@@ -139,11 +123,10 @@ impl Stored {
     pub(crate) fn matches(&self, draft: &Draft, manager: &str) -> bool {
         contains(&self.labels, &draft.labels)
             && contains(&self.annotations, &draft.annotations)
-            && draft.data.iter().all(|(key, value)| {
-                self.data
-                    .get(key)
-                    .is_some_and(|stored| stored.expose_secret() == value.expose_secret())
-            })
+            && draft
+                .data
+                .iter()
+                .all(|(key, value)| self.data.get(key).is_some_and(|stored| stored.expose_secret() == value.expose_secret()))
             && self.leftover(draft, manager, &[]).is_empty()
     }
 
@@ -155,40 +138,20 @@ impl Stored {
     /// What we once wrote, nobody else claims, and the draft no longer has. `before` are the managers at the time of an
     /// earlier reading: an apply gives up our claim on a dropped key that the first write still holds.
     pub(crate) fn leftover(&self, draft: &Draft, manager: &str, before: &[Manager]) -> Leftover {
-        let pick = |keys: fn(&Manager) -> &BTreeSet<String>,
-                    present: &dyn Fn(&str) -> bool,
-                    wanted: &dyn Fn(&str) -> bool|
-         -> Vec<String> {
-            let ours: BTreeSet<&String> = self
-                .managers
-                .iter()
-                .chain(before)
-                .filter(|entry| entry.name == manager)
-                .flat_map(keys)
-                .collect();
-            ours.into_iter()
-                .filter(|key| present(key) && !wanted(key))
-                .filter(|key| {
-                    !self
-                        .managers
-                        .iter()
-                        .any(|entry| entry.name != manager && keys(entry).contains(*key))
-                })
-                .cloned()
-                .collect()
-        };
+        let pick =
+            |keys: fn(&Manager) -> &BTreeSet<String>, present: &dyn Fn(&str) -> bool, wanted: &dyn Fn(&str) -> bool| -> Vec<String> {
+                let ours: BTreeSet<&String> =
+                    self.managers.iter().chain(before).filter(|entry| entry.name == manager).flat_map(keys).collect();
+                ours.into_iter()
+                    .filter(|key| present(key) && !wanted(key))
+                    .filter(|key| !self.managers.iter().any(|entry| entry.name != manager && keys(entry).contains(*key)))
+                    .cloned()
+                    .collect()
+            };
         Leftover {
-            data: pick(|m| &m.data, &|k| self.data.contains_key(k), &|k| {
-                draft.data.contains_key(k)
-            }),
-            labels: pick(|m| &m.labels, &|k| self.labels.contains_key(k), &|k| {
-                draft.labels.contains_key(k)
-            }),
-            annotations: pick(
-                |m| &m.annotations,
-                &|k| self.annotations.contains_key(k),
-                &|k| draft.annotations.contains_key(k),
-            ),
+            data: pick(|m| &m.data, &|k| self.data.contains_key(k), &|k| draft.data.contains_key(k)),
+            labels: pick(|m| &m.labels, &|k| self.labels.contains_key(k), &|k| draft.labels.contains_key(k)),
+            annotations: pick(|m| &m.annotations, &|k| self.annotations.contains_key(k), &|k| draft.annotations.contains_key(k)),
         }
     }
 }
@@ -201,9 +164,7 @@ fn contains(all: &BTreeMap<String, String>, some: &BTreeMap<String, String>) -> 
 pub(crate) fn is_dns_label(name: &str) -> bool {
     let bytes = name.as_bytes();
     (1..=63).contains(&bytes.len())
-        && bytes
-            .iter()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
+        && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
         && bytes.first() != Some(&b'-')
         && bytes.last() != Some(&b'-')
 }
@@ -214,9 +175,7 @@ pub(crate) fn is_object_name(name: &str) -> bool {
     name.len() <= 253
         && !name.is_empty()
         && name.split('.').all(|part| !part.is_empty())
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.')
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.')
 }
 
 // ---- the wire ----------------------------------------------------------------------------------------------
@@ -231,9 +190,7 @@ pub(crate) struct Wire {
 
 impl fmt::Debug for Wire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wire")
-            .field("name", &self.metadata.name)
-            .finish_non_exhaustive()
+        f.debug_struct("Wire").field("name", &self.metadata.name).finish_non_exhaustive()
     }
 }
 
@@ -303,11 +260,7 @@ impl Wire {
                 Some((key, SecretString::from(text)))
             })
             .collect();
-        let owned = managers
-            .iter()
-            .filter(|entry| entry.name == manager)
-            .flat_map(|entry| entry.data.iter().cloned())
-            .collect();
+        let owned = managers.iter().filter(|entry| entry.name == manager).flat_map(|entry| entry.data.iter().cloned()).collect();
         Stored {
             namespace: self.metadata.namespace,
             name: self.metadata.name,
@@ -325,10 +278,5 @@ impl Wire {
 
 /// The keys of a map in `fieldsV1`, where each is spelt `f:<key>` beside a `.` for the map itself.
 fn fields(set: Option<&Value>) -> BTreeSet<String> {
-    set.and_then(Value::as_object)
-        .into_iter()
-        .flatten()
-        .filter_map(|(key, _)| key.strip_prefix("f:"))
-        .map(str::to_owned)
-        .collect()
+    set.and_then(Value::as_object).into_iter().flatten().filter_map(|(key, _)| key.strip_prefix("f:")).map(str::to_owned).collect()
 }

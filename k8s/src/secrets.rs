@@ -53,9 +53,7 @@ impl Secrets {
     /// # Errors
     /// [`Error::Settings`] when no client can be made from the settings.
     pub async fn connect(settings: Settings) -> Result<Self> {
-        Ok(Self {
-            cluster: Cluster::connect(settings).await?,
-        })
+        Ok(Self { cluster: Cluster::connect(settings).await? })
     }
 
     /// All Secrets of a namespace that carry these labels. Complete or an error, never a part.
@@ -64,35 +62,20 @@ impl Secrets {
     ///
     /// # Errors
     /// Any class but `Conflict`.
-    pub async fn list(
-        &self,
-        namespace: &str,
-        selector: &BTreeMap<String, String>,
-    ) -> Result<Vec<Stored>> {
+    pub async fn list(&self, namespace: &str, selector: &BTreeMap<String, String>) -> Result<Vec<Stored>> {
         let call = self.on("list", namespace, "")?;
-        let labels = selector
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect::<Vec<_>>()
-            .join(",");
+        let labels = selector.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
         let mut restarts = 0;
         loop {
             match self.list_once(&call, namespace, &labels).await {
                 // 410: a continue token outlived the server's history. The pages so far belong to an older state.
-                Err(Error::Transient {
-                    status: Some(410), ..
-                }) if restarts == 0 => restarts += 1,
+                Err(Error::Transient { status: Some(410), .. }) if restarts == 0 => restarts += 1,
                 other => return other,
             }
         }
     }
 
-    async fn list_once(
-        &self,
-        call: &Call<'_>,
-        namespace: &str,
-        labels: &str,
-    ) -> Result<Vec<Stored>> {
+    async fn list_once(&self, call: &Call<'_>, namespace: &str, labels: &str) -> Result<Vec<Stored>> {
         let mut all = Vec::new();
         let mut next: Option<String> = None;
         loop {
@@ -101,26 +84,17 @@ impl Secrets {
                 params = params.continue_token(token);
             }
             let text = exchange!(self.cluster, call, collection(namespace).list(&params)).await?;
-            let page: Page = serde_json::from_str(&text)
-                .map_err(|error| Error::not_understood(call, shape(&error)))?;
+            let page: Page = serde_json::from_str(&text).map_err(|error| Error::not_understood(call, shape(&error)))?;
             if page.kind != "SecretList" {
                 return Err(Error::not_understood(call, "it is not a list of Secrets"));
             }
-            all.extend(
-                page.items
-                    .unwrap_or_default()
-                    .into_iter()
-                    .map(|wire| wire.into_stored(&self.cluster.field_manager)),
-            );
+            all.extend(page.items.unwrap_or_default().into_iter().map(|wire| wire.into_stored(&self.cluster.field_manager)));
             let token = page.metadata.next.filter(|token| !token.is_empty());
             if token.is_none() {
                 return Ok(all);
             }
             if token == next {
-                return Err(Error::not_understood(
-                    call,
-                    "the next page is the same page",
-                ));
+                return Err(Error::not_understood(call, "the next page is the same page"));
             }
             next = token;
         }
@@ -139,17 +113,9 @@ impl Secrets {
         if let Some(fault) = draft.fault() {
             return Err(Error::invalid(&call, fault));
         }
-        let params = PostParams {
-            dry_run,
-            field_manager: Some(self.cluster.field_manager.clone()),
-        };
+        let params = PostParams { dry_run, field_manager: Some(self.cluster.field_manager.clone()) };
         let body = draft.to_json(None).to_string().into_bytes();
-        let answer = exchange!(
-            self.cluster,
-            &call,
-            collection(namespace).create(&params, body)
-        )
-        .await;
+        let answer = exchange!(self.cluster, &call, collection(namespace).create(&params, body)).await;
         match answer {
             Ok(_) => Ok(Created::Made),
             Err(Error::Conflict { .. }) => Ok(Created::Exists),
@@ -178,10 +144,7 @@ impl Secrets {
 
     async fn write(&self, base: &Stored, draft: &Draft, force: Force) -> Result<()> {
         let manager = self.cluster.field_manager.as_str();
-        let draft = Draft {
-            name: base.name.clone(),
-            ..draft.clone()
-        };
+        let draft = Draft { name: base.name.clone(), ..draft.clone() };
         let call = self.on("patch", &base.namespace, &base.name)?;
         if let Some(fault) = draft.fault() {
             return Err(Error::invalid(&call, fault));
@@ -195,9 +158,7 @@ impl Secrets {
         let mut object = draft.to_json(Some(&base.resource_version));
         object["metadata"]["uid"] = json!(base.uid);
         let forced = force == Force::Always || alone;
-        let mut answer = self
-            .patch(&call, base, &Patch::Apply(&object), forced)
-            .await;
+        let mut answer = self.patch(&call, base, &Patch::Apply(&object), forced).await;
         if !forced
             && let Err(Error::Conflict { managers, .. }) = &answer
             && !managers.is_empty()
@@ -211,39 +172,19 @@ impl Secrets {
             return Ok(());
         }
         let removal = leftover.removal(&after.uid, &after.resource_version);
-        self.patch(&call, &after, &Patch::Merge(&removal), false)
-            .await
-            .map(drop)
+        self.patch(&call, &after, &Patch::Merge(&removal), false).await.map(drop)
     }
 
-    async fn patch(
-        &self,
-        call: &Call<'_>,
-        base: &Stored,
-        patch: &Patch<&Value>,
-        force: bool,
-    ) -> Result<Stored> {
-        let params = PatchParams {
-            field_manager: Some(self.cluster.field_manager.clone()),
-            force,
-            ..PatchParams::default()
-        };
-        let text = exchange!(
-            self.cluster,
-            call,
-            collection(&base.namespace).patch(&base.name, &params, patch)
-        )
-        .await
-        .map_err(|error| match error {
-            Error::NotFound { what, .. } => Error::Conflict {
-                what,
-                why: "it is gone".to_owned(),
-                managers: Vec::new(),
-            },
-            other => other,
-        })?;
-        let wire: Wire = serde_json::from_str(&text)
-            .map_err(|error| Error::not_understood(call, shape(&error)))?;
+    async fn patch(&self, call: &Call<'_>, base: &Stored, patch: &Patch<&Value>, force: bool) -> Result<Stored> {
+        let params = PatchParams { field_manager: Some(self.cluster.field_manager.clone()), force, ..PatchParams::default() };
+        let text =
+            exchange!(self.cluster, call, collection(&base.namespace).patch(&base.name, &params, patch)).await.map_err(
+                |error| match error {
+                    Error::NotFound { what, .. } => Error::Conflict { what, why: "it is gone".to_owned(), managers: Vec::new() },
+                    other => other,
+                },
+            )?;
+        let wire: Wire = serde_json::from_str(&text).map_err(|error| Error::not_understood(call, shape(&error)))?;
         Ok(wire.into_stored(&self.cluster.field_manager))
     }
 
@@ -254,18 +195,10 @@ impl Secrets {
     pub async fn delete(&self, stored: &Stored) -> Result<()> {
         let call = self.on("delete", &stored.namespace, &stored.name)?;
         let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(stored.uid.clone()),
-                resource_version: Some(stored.resource_version.clone()),
-            }),
+            preconditions: Some(Preconditions { uid: Some(stored.uid.clone()), resource_version: Some(stored.resource_version.clone()) }),
             ..DeleteParams::default()
         };
-        let answer = exchange!(
-            self.cluster,
-            &call,
-            collection(&stored.namespace).delete(&stored.name, &params)
-        )
-        .await;
+        let answer = exchange!(self.cluster, &call, collection(&stored.namespace).delete(&stored.name, &params)).await;
         match answer {
             Err(error) if error.class() == Class::NotFound => Ok(()),
             other => other.map(drop),
@@ -305,12 +238,10 @@ impl Secrets {
         let text = exchange!(
             self.cluster,
             &call,
-            Request::new("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
-                .create(&PostParams::default(), body)
+            Request::new("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").create(&PostParams::default(), body)
         )
         .await?;
-        let answer: Value = serde_json::from_str(&text)
-            .map_err(|error| Error::not_understood(&call, shape(&error)))?;
+        let answer: Value = serde_json::from_str(&text).map_err(|error| Error::not_understood(&call, shape(&error)))?;
         match answer.pointer("/status/allowed").and_then(Value::as_bool) {
             Some(true) => Ok(()),
             Some(false) => Err(Error::Denied {
@@ -326,23 +257,12 @@ impl Secrets {
 
     /// The call, once its path is known to be safe.
     fn on<'a>(&self, verb: &'static str, namespace: &'a str, name: &'a str) -> Result<Call<'a>> {
-        let call = Call {
-            verb,
-            resource: "secrets",
-            namespace,
-            name,
-        };
+        let call = Call { verb, resource: "secrets", namespace, name };
         if !is_dns_label(namespace) {
-            return Err(Error::invalid(
-                &call,
-                format!("{namespace:?} is not a legal namespace"),
-            ));
+            return Err(Error::invalid(&call, format!("{namespace:?} is not a legal namespace")));
         }
         if !name.is_empty() && !is_object_name(name) {
-            return Err(Error::invalid(
-                &call,
-                format!("{name:?} is not a legal name"),
-            ));
+            return Err(Error::invalid(&call, format!("{name:?} is not a legal name")));
         }
         Ok(call)
     }
@@ -354,10 +274,5 @@ fn collection(namespace: &str) -> Request {
 
 /// Where a body stopped making sense. Never the body: serde's own message can quote a value.
 fn shape(error: &serde_json::Error) -> String {
-    format!(
-        "{:?} error at line {} column {}",
-        error.classify(),
-        error.line(),
-        error.column()
-    )
+    format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column())
 }

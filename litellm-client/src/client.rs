@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::fmt::rfc2822;
-use reqwest::header::{
-    AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER,
-};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
@@ -74,14 +72,10 @@ pub enum BuildError {
         url: String,
     },
     /// The address carries a user, a password, a query or a fragment.
-    #[error(
-        "the gateway's address must hold no user, password, query or fragment: give the key in its own file"
-    )]
+    #[error("the gateway's address must hold no user, password, query or fragment: give the key in its own file")]
     Decorated,
     /// The key would travel unencrypted to another machine.
-    #[error(
-        "the gateway's key would travel to {host} over plain http: use https, or set allow_insecure_http where the network is trusted"
-    )]
+    #[error("the gateway's key would travel to {host} over plain http: use https, or set allow_insecure_http where the network is trusted")]
     Insecure {
         /// The host of the address.
         host: String,
@@ -115,9 +109,7 @@ struct Inner {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("url", &self.inner.base)
-            .finish_non_exhaustive()
+        f.debug_struct("Client").field("url", &self.inner.base).finish_non_exhaustive()
     }
 }
 
@@ -149,16 +141,7 @@ pub(crate) struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub(crate) fn get(path: &'static str) -> Self {
-        Self {
-            method: "GET",
-            path,
-            id: "",
-            query: Vec::new(),
-            body: None,
-            auth: Auth::Ours,
-            cap: LIST_CAP,
-            secret: None,
-        }
+        Self { method: "GET", path, id: "", query: Vec::new(), body: None, auth: Auth::Ours, cap: LIST_CAP, secret: None }
     }
 
     /// A POST with a JSON body.
@@ -166,15 +149,9 @@ impl<'a> Call<'a> {
         let body = serde_json::to_vec(body).map_err(|fault| Error {
             method: "POST",
             path: path.to_owned(),
-            kind: ErrorKind::Invalid {
-                message: format!("the request cannot be written as JSON: {fault}"),
-            },
+            kind: ErrorKind::Invalid { message: format!("the request cannot be written as JSON: {fault}") },
         })?;
-        Ok(Self {
-            method: "POST",
-            body: Some(body),
-            ..Self::get(path)
-        })
+        Ok(Self { method: "POST", body: Some(body), ..Self::get(path) })
     }
 
     /// A PATCH of one object with a JSON body.
@@ -205,11 +182,7 @@ impl<'a> Call<'a> {
     }
 
     fn fail(&self, kind: ErrorKind) -> Error {
-        Error {
-            method: self.method,
-            path: self.path.to_owned(),
-            kind,
-        }
+        Error { method: self.method, path: self.path.to_owned(), kind }
     }
 }
 
@@ -231,36 +204,22 @@ impl Answer {
     }
 
     pub(crate) fn fail(&self, kind: ErrorKind) -> Error {
-        Error {
-            method: self.method,
-            path: self.path.to_owned(),
-            kind,
-        }
+        Error { method: self.method, path: self.path.to_owned(), kind }
     }
 
     /// The error this answer is when it is no success.
     pub(crate) fn error(&self) -> Error {
-        self.fail(from_answer(
-            self.status,
-            &self.body,
-            self.retry_after,
-            &self.scrubber,
-        ))
+        self.fail(from_answer(self.status, &self.body, self.retry_after, &self.scrubber))
     }
 
     pub(crate) fn decode<'de, T: Deserialize<'de>>(&'de self) -> Result<T> {
         decode(&self.body).map_err(|mistake| {
-            self.fail(ErrorKind::Decode {
-                at: self.scrubber.clean_to(&mistake.at, 200),
-                cause: self.scrubber.clean(&mistake.cause),
-            })
+            self.fail(ErrorKind::Decode { at: self.scrubber.clean_to(&mistake.at, 200), cause: self.scrubber.clean(&mistake.cause) })
         })
     }
 
     pub(crate) fn incomplete(&self, message: impl Into<String>) -> Error {
-        self.fail(ErrorKind::Incomplete {
-            message: self.scrubber.clean(&message.into()),
-        })
+        self.fail(ErrorKind::Incomplete { message: self.scrubber.clean(&message.into()) })
     }
 }
 
@@ -270,13 +229,7 @@ fn is_success(status: u16) -> bool {
 
 /// An error for arguments a call must not be made with.
 pub(crate) fn invalid(method: &'static str, path: &str, message: &str) -> Error {
-    Error {
-        method,
-        path: path.to_owned(),
-        kind: ErrorKind::Invalid {
-            message: message.to_owned(),
-        },
-    }
+    Error { method, path: path.to_owned(), kind: ErrorKind::Invalid { message: message.to_owned() } }
 }
 
 impl Client {
@@ -289,23 +242,15 @@ impl Client {
         let host = match (url.scheme(), url.host()) {
             ("http" | "https", Some(host)) => host,
             _ => {
-                return Err(BuildError::Address {
-                    url: without_credentials(url),
-                });
+                return Err(BuildError::Address { url: without_credentials(url) });
             }
         };
-        if !url.username().is_empty()
-            || url.password().is_some()
-            || url.query().is_some()
-            || url.fragment().is_some()
-        {
+        if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some() {
             return Err(BuildError::Decorated);
         }
         let loopback = is_loopback(&host);
         if url.scheme() == "http" && !loopback && !settings.allow_insecure_http {
-            return Err(BuildError::Insecure {
-                host: host.to_string(),
-            });
+            return Err(BuildError::Insecure { host: host.to_string() });
         }
         let mut builder = reqwest::Client::builder()
             .user_agent(settings.user_agent.as_str())
@@ -320,8 +265,7 @@ impl Client {
         }
         if let Some(bundle) = &settings.ca_bundle {
             let bad = |cause: String| BuildError::CaBundle { cause };
-            let certificates = reqwest::Certificate::from_pem_bundle(bundle)
-                .map_err(|fault| bad(causes(fault)))?;
+            let certificates = reqwest::Certificate::from_pem_bundle(bundle).map_err(|fault| bad(causes(fault)))?;
             if certificates.is_empty() {
                 return Err(bad("no certificate found".to_owned()));
             }
@@ -330,16 +274,8 @@ impl Client {
             // Nothing will be verified, and reading the machine's certificates takes longer than all else here.
             builder = builder.tls_certs_only(std::iter::empty());
         }
-        let http = builder.build().map_err(|fault| BuildError::Http {
-            cause: causes(fault),
-        })?;
-        Ok(Self {
-            inner: Arc::new(Inner {
-                http,
-                base: url.as_str().trim_end_matches('/').to_owned(),
-                key: settings.key,
-            }),
-        })
+        let http = builder.build().map_err(|fault| BuildError::Http { cause: causes(fault) })?;
+        Ok(Self { inner: Arc::new(Inner { http, base: url.as_str().trim_end_matches('/').to_owned(), key: settings.key }) })
     }
 
     /// Sends a request and reads the whole answer, whatever its status.
@@ -350,13 +286,7 @@ impl Client {
         let ms = started.elapsed().as_millis();
         match &result {
             Ok(answer) => tracing::debug!(method, path, status = answer.status, ms, "litellm call"),
-            Err(error) => tracing::debug!(
-                method,
-                path,
-                status = error.status(),
-                ms,
-                "litellm call failed"
-            ),
+            Err(error) => tracing::debug!(method, path, status = error.status(), ms, "litellm call failed"),
         }
         result
     }
@@ -367,11 +297,10 @@ impl Client {
         let credential = match call.auth {
             Auth::Nobody => None,
             Auth::Key(key) => Some(key.clone()),
-            Auth::Ours => Some((self.inner.key)().map_err(|message| {
-                call.fail(ErrorKind::Credential {
-                    message: Scrubber::new(Vec::new()).clean(&message),
-                })
-            })?),
+            Auth::Ours => Some(
+                (self.inner.key)()
+                    .map_err(|message| call.fail(ErrorKind::Credential { message: Scrubber::new(Vec::new()).clean(&message) }))?,
+            ),
         };
         if let Some(credential) = credential {
             let header = bearer(&credential).map_err(|message| {
@@ -395,29 +324,18 @@ impl Client {
         }
         request = request.headers(headers);
         let (method, path, cap) = (call.method, call.path, call.cap);
-        let fail = |kind| Error {
-            method,
-            path: path.to_owned(),
-            kind,
-        };
+        let fail = |kind| Error { method, path: path.to_owned(), kind };
         if let Some(body) = call.body {
             request = request.header(CONTENT_TYPE, "application/json").body(body);
         }
         let mut response = request.send().await.map_err(|fault| {
             let never_sent = fault.is_connect() || fault.is_builder();
             let cause = scrubber.clean(&causes(fault));
-            fail(if never_sent {
-                ErrorKind::Unreachable { cause }
-            } else {
-                ErrorKind::Interrupted { cause }
-            })
+            fail(if never_sent { ErrorKind::Unreachable { cause } } else { ErrorKind::Interrupted { cause } })
         })?;
         let status = response.status().as_u16();
         if (300..400).contains(&status) {
-            return Err(fail(ErrorKind::Redirected {
-                status,
-                location: redirect_target(response.headers(), &scrubber),
-            }));
+            return Err(fail(ErrorKind::Redirected { status, location: redirect_target(response.headers(), &scrubber) }));
         }
         let retry_after = retry_after(response.headers());
         let success = is_success(status);
@@ -442,24 +360,13 @@ impl Client {
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(Answer {
-            method,
-            path,
-            status,
-            body,
-            retry_after,
-            scrubber,
-        })
+        Ok(Answer { method, path, status, body, retry_after, scrubber })
     }
 
     /// Sends a request that has to succeed.
     pub(crate) async fn call(&self, call: Call<'_>) -> Result<Answer> {
         let answer = self.exchange(call).await?;
-        if answer.is_success() {
-            Ok(answer)
-        } else {
-            Err(answer.error())
-        }
+        if answer.is_success() { Ok(answer) } else { Err(answer.error()) }
     }
 }
 
@@ -468,9 +375,7 @@ fn bearer(credential: &SecretString) -> Result<HeaderValue, String> {
         return Err("it is empty".to_owned());
     }
     let mut header = HeaderValue::try_from(format!("Bearer {}", credential.expose_secret()))
-        .map_err(|_| {
-            "it holds characters that no HTTP header takes, such as a line end".to_owned()
-        })?;
+        .map_err(|_| "it holds characters that no HTTP header takes, such as a line end".to_owned())?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -519,12 +424,7 @@ fn redirect_target(headers: &HeaderMap, scrubber: &Scrubber) -> Option<String> {
 
 /// `Retry-After` as seconds, or as a date measured against the answer's own `Date`, so that clocks need not agree.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = |name| {
-        headers
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .map(str::trim)
-    };
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let wanted = text(RETRY_AFTER)?;
     if let Ok(seconds) = wanted.parse() {
         return Some(Duration::from_secs(seconds));
@@ -553,40 +453,20 @@ mod tests {
 
     #[test]
     fn plain_http_needs_a_word_or_this_machine() {
-        for url in [
-            "http://localhost:4000",
-            "http://127.0.0.2:4000/",
-            "http://[::1]:4000/",
-            "https://llm.example.org/prefix/",
-        ] {
+        for url in ["http://localhost:4000", "http://127.0.0.2:4000/", "http://[::1]:4000/", "https://llm.example.org/prefix/"] {
             Client::new(settings(url)).unwrap();
         }
-        for url in [
-            "http://litellm.llm.svc:4000",
-            "http://10.0.0.1/",
-            "http://localhost.example.org/",
-        ] {
+        for url in ["http://litellm.llm.svc:4000", "http://10.0.0.1/", "http://localhost.example.org/"] {
             let error = Client::new(settings(url)).unwrap_err();
-            assert!(
-                matches!(error, BuildError::Insecure { .. }),
-                "{url}: {error}"
-            );
-            let allowed = Settings {
-                allow_insecure_http: true,
-                ..settings(url)
-            };
+            assert!(matches!(error, BuildError::Insecure { .. }), "{url}: {error}");
+            let allowed = Settings { allow_insecure_http: true, ..settings(url) };
             Client::new(allowed).unwrap();
         }
     }
 
     #[test]
     fn addresses_that_hold_more_than_an_address_are_refused() {
-        for url in [
-            "https://user@h/",
-            "https://u:MARKER@h/",
-            "https://h/?key=MARKER",
-            "https://h/#x",
-        ] {
+        for url in ["https://user@h/", "https://u:MARKER@h/", "https://h/?key=MARKER", "https://h/#x"] {
             let error = Client::new(settings(url)).unwrap_err();
             assert_eq!(error, BuildError::Decorated);
         }
@@ -597,15 +477,8 @@ mod tests {
 
     #[test]
     fn a_ca_bundle_without_certificates_is_refused() {
-        for bundle in [
-            b"".to_vec(),
-            b"hello".to_vec(),
-            b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec(),
-        ] {
-            let with = Settings {
-                ca_bundle: Some(bundle.clone()),
-                ..settings("https://h/")
-            };
+        for bundle in [b"".to_vec(), b"hello".to_vec(), b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec()] {
+            let with = Settings { ca_bundle: Some(bundle.clone()), ..settings("https://h/") };
             assert!(Client::new(with).is_err(), "{bundle:?}");
         }
     }
@@ -623,20 +496,11 @@ mod tests {
         assert_eq!(retry_after(&headers), None);
         headers.insert(RETRY_AFTER, HeaderValue::from_static("60"));
         assert_eq!(retry_after(&headers), Some(Duration::from_secs(60)));
-        headers.insert(
-            RETRY_AFTER,
-            HeaderValue::from_static("Mon, 30 Nov 2026 10:00:30 GMT"),
-        );
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("Mon, 30 Nov 2026 10:00:30 GMT"));
         assert_eq!(retry_after(&headers), None);
-        headers.insert(
-            DATE,
-            HeaderValue::from_static("Mon, 30 Nov 2026 10:00:00 GMT"),
-        );
+        headers.insert(DATE, HeaderValue::from_static("Mon, 30 Nov 2026 10:00:00 GMT"));
         assert_eq!(retry_after(&headers), Some(Duration::from_secs(30)));
-        headers.insert(
-            DATE,
-            HeaderValue::from_static("Mon, 30 Nov 2026 10:01:00 GMT"),
-        );
+        headers.insert(DATE, HeaderValue::from_static("Mon, 30 Nov 2026 10:01:00 GMT"));
         assert_eq!(retry_after(&headers), Some(Duration::ZERO));
         headers.insert(RETRY_AFTER, HeaderValue::from_static("soon"));
         assert_eq!(retry_after(&headers), None);

@@ -18,15 +18,9 @@ pub(crate) fn decode<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T, Mis
     };
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {
-        Err(located) => Err(Mistake {
-            at: located.path().to_string(),
-            cause: located.inner().to_string(),
-        }),
+        Err(located) => Err(Mistake { at: located.path().to_string(), cause: located.inner().to_string() }),
         // The value itself was fine, something follows it.
-        Ok(_) => Err(Mistake {
-            at: ".".to_owned(),
-            cause: fault.to_string(),
-        }),
+        Ok(_) => Err(Mistake { at: ".".to_owned(), cause: fault.to_string() }),
     }
 }
 
@@ -70,10 +64,7 @@ pub(crate) mod mangle {
 
     /// The body of a recorded exchange.
     pub(crate) fn recorded(name: &str) -> Value {
-        let file = format!(
-            "{}/../fixtures/recordings/litellm/{name}.json",
-            env!("CARGO_MANIFEST_DIR")
-        );
+        let file = format!("{}/../fixtures/recordings/litellm/{name}.json", env!("CARGO_MANIFEST_DIR"));
         let recording: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
         recording["body"].clone()
     }
@@ -99,21 +90,8 @@ pub(crate) mod mangle {
 
     /// Decodes a recorded body with one value replaced by something strange. That may fail; it may not panic. Gives back
     /// whether it was read.
-    pub(crate) fn read<T: serde::de::DeserializeOwned>(
-        name: &str,
-        place: usize,
-        with: usize,
-    ) -> bool {
-        let strange = [
-            json!(null),
-            json!(-1),
-            json!(1e300),
-            json!("x"),
-            json!([]),
-            json!({}),
-            json!(true),
-            json!("1e999999999999"),
-        ];
+    pub(crate) fn read<T: serde::de::DeserializeOwned>(name: &str, place: usize, with: usize) -> bool {
+        let strange = [json!(null), json!(-1), json!(1e300), json!("x"), json!([]), json!({}), json!(true), json!("1e999999999999")];
         let mut body = recorded(name);
         let mut all = Vec::new();
         places(&body, "", &mut all);

@@ -112,16 +112,8 @@ impl Error {
         match &self.kind {
             ErrorKind::Credential { .. } => Class::Credential,
             ErrorKind::Invalid { .. } => Class::Refused,
-            ErrorKind::Status {
-                status,
-                error_type,
-                message,
-                ..
-            } => classify(&self.path, *status, error_type.as_deref(), message),
-            ErrorKind::Foreign {
-                status: 401 | 403 | 407,
-                ..
-            } => Class::Credential,
+            ErrorKind::Status { status, error_type, message, .. } => classify(&self.path, *status, error_type.as_deref(), message),
+            ErrorKind::Foreign { status: 401 | 403 | 407, .. } => Class::Credential,
             ErrorKind::Foreign { .. }
             | ErrorKind::Unreachable { .. }
             | ErrorKind::Interrupted { .. }
@@ -139,31 +131,15 @@ impl Error {
             return false;
         }
         match &self.kind {
-            ErrorKind::Interrupted { .. }
-            | ErrorKind::Decode { .. }
-            | ErrorKind::Incomplete { .. }
-            | ErrorKind::TooLarge => true,
-            ErrorKind::Status {
-                status,
-                message,
-                error_type,
-                ..
-            } => match self.class() {
-                Class::Transient => {
-                    *status < 400
-                        || *status == 408
-                        || *status >= 500
-                        || database_is_down(error_type.as_deref(), message)
-                }
+            ErrorKind::Interrupted { .. } | ErrorKind::Decode { .. } | ErrorKind::Incomplete { .. } | ErrorKind::TooLarge => true,
+            ErrorKind::Status { status, message, error_type, .. } => match self.class() {
+                Class::Transient => *status < 400 || *status == 408 || *status >= 500 || database_is_down(error_type.as_deref(), message),
                 _ => false,
             },
-            ErrorKind::Foreign { status, .. } => {
-                *status < 400 || matches!(*status, 408 | 499) || *status >= 500
+            ErrorKind::Foreign { status, .. } => *status < 400 || matches!(*status, 408 | 499) || *status >= 500,
+            ErrorKind::Credential { .. } | ErrorKind::Invalid { .. } | ErrorKind::Unreachable { .. } | ErrorKind::Redirected { .. } => {
+                false
             }
-            ErrorKind::Credential { .. }
-            | ErrorKind::Invalid { .. }
-            | ErrorKind::Unreachable { .. }
-            | ErrorKind::Redirected { .. } => false,
         }
     }
 
@@ -171,9 +147,7 @@ impl Error {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match &self.kind {
-            ErrorKind::Status { retry_after, .. } | ErrorKind::Foreign { retry_after, .. } => {
-                *retry_after
-            }
+            ErrorKind::Status { retry_after, .. } | ErrorKind::Foreign { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
@@ -182,9 +156,7 @@ impl Error {
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         match &self.kind {
-            ErrorKind::Status { status, .. }
-            | ErrorKind::Foreign { status, .. }
-            | ErrorKind::Redirected { status, .. } => Some(*status),
+            ErrorKind::Status { status, .. } | ErrorKind::Foreign { status, .. } | ErrorKind::Redirected { status, .. } => Some(*status),
             _ => None,
         }
     }
@@ -196,33 +168,18 @@ impl fmt::Display for ErrorKind {
             Self::Credential { message } => write!(f, "our credential cannot be used: {message}"),
             Self::Invalid { message } => write!(f, "not sent: {message}"),
             Self::Unreachable { cause } => {
-                write!(
-                    f,
-                    "no connection to the gateway: {cause}; check its address and that it is running"
-                )
+                write!(f, "no connection to the gateway: {cause}; check its address and that it is running")
             }
             Self::Interrupted { cause } => write!(f, "no complete answer: {cause}"),
-            Self::Status {
-                status,
-                error_type,
-                param,
-                message,
-                ..
-            } => {
+            Self::Status { status, error_type, param, message, .. } => {
                 write!(f, "answered {status}")?;
-                let details: Vec<&str> = [error_type, param]
-                    .into_iter()
-                    .flatten()
-                    .map(AsRef::as_ref)
-                    .collect();
+                let details: Vec<&str> = [error_type, param].into_iter().flatten().map(AsRef::as_ref).collect();
                 if !details.is_empty() {
                     write!(f, " ({})", details.join(", "))?;
                 }
                 write!(f, ": {message}")
             }
-            Self::Foreign {
-                status, excerpt, ..
-            } => {
+            Self::Foreign { status, excerpt, .. } => {
                 write!(f, "answered {status}, and not in the gateway's own words")?;
                 if !excerpt.is_empty() {
                     write!(f, " ({excerpt})")?;
@@ -235,10 +192,7 @@ impl fmt::Display for ErrorKind {
                 if let Some(location) = location {
                     write!(f, " pointing to {location}")?;
                 }
-                write!(
-                    f,
-                    "; redirects are not followed, set the final address of the gateway"
-                )
+                write!(f, "; redirects are not followed, set the final address of the gateway")
             }
             Self::Incomplete { message } => write!(f, "the answer proves nothing: {message}"),
             Self::TooLarge => write!(f, "the answer is larger than this call accepts"),
@@ -262,8 +216,7 @@ const DATABASE_IS_DOWN: &[&str] = &[
 
 fn database_is_down(error_type: Option<&str>, message: &str) -> bool {
     let message = message.to_ascii_lowercase();
-    error_type == Some("no_db_connection")
-        || DATABASE_IS_DOWN.iter().any(|words| message.contains(words))
+    error_type == Some("no_db_connection") || DATABASE_IS_DOWN.iter().any(|words| message.contains(words))
 }
 
 fn classify(path: &str, status: u16, error_type: Option<&str>, message: &str) -> Class {
@@ -284,12 +237,7 @@ fn classify(path: &str, status: u16, error_type: Option<&str>, message: &str) ->
     if message.contains("Unable to match input value to any allowed input type") {
         return Class::Refused;
     }
-    if matches!(
-        error_type,
-        Some(
-            "token_not_found_in_db" | "expired_key" | "budget_exceeded" | "key_model_access_denied"
-        )
-    ) {
+    if matches!(error_type, Some("token_not_found_in_db" | "expired_key" | "budget_exceeded" | "key_model_access_denied")) {
         return Class::Credential;
     }
     match status {
@@ -307,28 +255,18 @@ fn classify(path: &str, status: u16, error_type: Option<&str>, message: &str) ->
 }
 
 /// The kind for a status that is no success, from its body.
-pub(crate) fn from_answer(
-    status: u16,
-    body: &[u8],
-    retry_after: Option<Duration>,
-    scrubber: &Scrubber,
-) -> ErrorKind {
+pub(crate) fn from_answer(status: u16, body: &[u8], retry_after: Option<Duration>, scrubber: &Scrubber) -> ErrorKind {
     match envelope(body) {
         Some(said) => ErrorKind::Status {
             status,
-            error_type: said
-                .error_type
-                .map(|text| scrubber.clean_to(&text, 100).into()),
+            error_type: said.error_type.map(|text| scrubber.clean_to(&text, 100).into()),
             param: said.param.map(|text| scrubber.clean_to(&text, 100).into()),
             message: scrubber.clean(&said.message),
             retry_after,
         },
         None => ErrorKind::Foreign {
             status,
-            excerpt: scrubber.clean_to(
-                &String::from_utf8_lossy(body.get(..4 * MAX_CHARS).unwrap_or(body)),
-                200,
-            ),
+            excerpt: scrubber.clean_to(&String::from_utf8_lossy(body.get(..4 * MAX_CHARS).unwrap_or(body)), 200),
             retry_after,
         },
     }
@@ -352,10 +290,7 @@ fn envelope(body: &[u8]) -> Option<Said> {
                 param: fields.get("param").and_then(plain),
                 message: fields.get("message").map(text_of).unwrap_or_default(),
             }),
-            Value::String(text) => Some(Said {
-                message: unwrap_python(text),
-                ..Said::default()
-            }),
+            Value::String(text) => Some(Said { message: unwrap_python(text), ..Said::default() }),
             _ => None,
         };
     }
@@ -368,21 +303,12 @@ fn envelope(body: &[u8]) -> Option<Said> {
                 message: mistakes
                     .iter()
                     .take(5)
-                    .map(|m| {
-                        format!(
-                            "{}: {}",
-                            location(m),
-                            m.get("msg").map(text_of).unwrap_or_default()
-                        )
-                    })
+                    .map(|m| format!("{}: {}", location(m), m.get("msg").map(text_of).unwrap_or_default()))
                     .collect::<Vec<_>>()
                     .join("; "),
             })
         }
-        detail @ (Value::String(_) | Value::Object(_)) => Some(Said {
-            message: text_of(detail),
-            ..Said::default()
-        }),
+        detail @ (Value::String(_) | Value::Object(_)) => Some(Said { message: text_of(detail), ..Said::default() }),
         _ => None,
     }
 }
@@ -390,32 +316,18 @@ fn envelope(body: &[u8]) -> Option<Said> {
 /// Where a validation mistake is: `body.max_budget`.
 fn location(mistake: &Value) -> String {
     let parts = mistake.get("loc").and_then(Value::as_array);
-    parts
-        .into_iter()
-        .flatten()
-        .map(|part| {
-            part.as_str()
-                .map_or_else(|| part.to_string(), str::to_owned)
-        })
-        .collect::<Vec<_>>()
-        .join(".")
+    parts.into_iter().flatten().map(|part| part.as_str().map_or_else(|| part.to_string(), str::to_owned)).collect::<Vec<_>>().join(".")
 }
 
 /// A string that says something: the gateway writes Python's `None` as a text.
 fn plain(value: &Value) -> Option<String> {
-    value
-        .as_str()
-        .filter(|text| !text.is_empty() && *text != "None")
-        .map(str::to_owned)
+    value.as_str().filter(|text| !text.is_empty() && *text != "None").map(str::to_owned)
 }
 
 fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => unwrap_python(text),
-        Value::Object(fields) => fields
-            .get("error")
-            .or_else(|| fields.get("message"))
-            .map_or_else(|| value.to_string(), text_of),
+        Value::Object(fields) => fields.get("error").or_else(|| fields.get("message")).map_or_else(|| value.to_string(), text_of),
         _ => value.to_string(),
     }
 }
@@ -425,10 +337,7 @@ fn unwrap_python(text: &str) -> String {
     let inner = text.trim();
     for key in ["error", "message"] {
         for quote in ['\'', '"'] {
-            let inside = inner
-                .strip_prefix(&format!("{{{quote}{key}{quote}:"))
-                .map(str::trim_start)
-                .and_then(python_string);
+            let inside = inner.strip_prefix(&format!("{{{quote}{key}{quote}:")).map(str::trim_start).and_then(python_string);
             if let Some(inside) = inside {
                 return inside;
             }
@@ -476,26 +385,11 @@ mod tests {
     #[test]
     fn every_envelope_becomes_plain_text() {
         let cases = [
-            (
-                r#"{"error":{"message":"plain","type":"t","param":"None","code":"400"}}"#,
-                "plain",
-            ),
-            (
-                r#"{"error":{"message":"{'error': 'Team not found, passed team_id=nope'}"}}"#,
-                "Team not found, passed team_id=nope",
-            ),
-            (
-                r#"{"error":{"message":"{'message': 'Team not found.'}"}}"#,
-                "Team not found.",
-            ),
-            (
-                r#"{"error":{"message":"{'error': \"Can't edit model.\"}"}}"#,
-                "Can't edit model.",
-            ),
-            (
-                r#"{"error":{"message":"{'error': 'It\\'s \\xe9 \\u20ac \\\\ \\nnew'}"}}"#,
-                "It's é € \\  new",
-            ),
+            (r#"{"error":{"message":"plain","type":"t","param":"None","code":"400"}}"#, "plain"),
+            (r#"{"error":{"message":"{'error': 'Team not found, passed team_id=nope'}"}}"#, "Team not found, passed team_id=nope"),
+            (r#"{"error":{"message":"{'message': 'Team not found.'}"}}"#, "Team not found."),
+            (r#"{"error":{"message":"{'error': \"Can't edit model.\"}"}}"#, "Can't edit model."),
+            (r#"{"error":{"message":"{'error': 'It\\'s \\xe9 \\u20ac \\\\ \\nnew'}"}}"#, "It's é € \\  new"),
             (r#"{"error":{"message":{"error":"inner"}}}"#, "inner"),
             (r#"{"error":"text"}"#, "text"),
             (r#"{"detail":{"error":"Team not found"}}"#, "Team not found"),
@@ -505,46 +399,26 @@ mod tests {
                 "body.team_id: Field required; body.11: bad",
             ),
             // No end, so it is left as it is.
-            (
-                r#"{"error":{"message":"{'error': 'cut"}}"#,
-                "{'error': 'cut",
-            ),
+            (r#"{"error":{"message":"{'error': 'cut"}}"#, "{'error': 'cut"),
         ];
         for (body, text) in cases {
             assert_eq!(said(body).message, text, "{body}");
         }
-        let first = said(
-            r#"{"detail":[{"type":"missing","loc":["body","team_id"],"msg":"Field required"}]}"#,
-        );
+        let first = said(r#"{"detail":[{"type":"missing","loc":["body","team_id"],"msg":"Field required"}]}"#);
         assert_eq!(first.error_type.as_deref(), Some("missing"));
         assert_eq!(first.param.as_deref(), Some("body.team_id"));
-        assert_eq!(
-            said(r#"{"error":{"message":"m","param":"None"}}"#).param,
-            None
-        );
+        assert_eq!(said(r#"{"error":{"message":"m","param":"None"}}"#).param, None);
     }
 
     #[test]
     fn other_bodies_are_not_the_gateways_words() {
-        for body in [
-            "",
-            "null",
-            "[]",
-            "<html>404</html>",
-            "{}",
-            r#"{"status":"healthy"}"#,
-            r#"{"message":"no Route matched"}"#,
-        ] {
+        for body in ["", "null", "[]", "<html>404</html>", "{}", r#"{"status":"healthy"}"#, r#"{"message":"no Route matched"}"#] {
             assert_eq!(envelope(body.as_bytes()), None, "{body}");
         }
     }
 
     fn error(method: &'static str, path: &str, kind: ErrorKind) -> Error {
-        Error {
-            method,
-            path: path.to_owned(),
-            kind,
-        }
+        Error { method, path: path.to_owned(), kind }
     }
 
     fn answer(status: u16, body: &str) -> ErrorKind {
@@ -554,102 +428,39 @@ mod tests {
     #[test]
     fn a_404_counts_only_in_the_gateways_words() {
         let gone = r#"{"detail":{"error":"Team not found, passed team_id=x"}}"#;
-        assert_eq!(
-            error("POST", "/team/delete", answer(404, gone)).class(),
-            Class::NotFound
-        );
-        for body in [
-            "<html>default backend - 404</html>",
-            "",
-            r#"{"detail":"Not Found"}"#,
-        ] {
-            assert_eq!(
-                error("POST", "/team/delete", answer(404, body)).class(),
-                Class::Transient,
-                "{body}"
-            );
+        assert_eq!(error("POST", "/team/delete", answer(404, gone)).class(), Class::NotFound);
+        for body in ["<html>default backend - 404</html>", "", r#"{"detail":"Not Found"}"#] {
+            assert_eq!(error("POST", "/team/delete", answer(404, body)).class(), Class::Transient, "{body}");
         }
     }
 
     #[test]
     fn foreign_answers_never_blame_the_object() {
         for status in [400, 404, 405, 409, 413, 429, 500, 502, 503, 504] {
-            assert_eq!(
-                error("POST", "/team/new", answer(status, "<html>")).class(),
-                Class::Transient,
-                "{status}"
-            );
+            assert_eq!(error("POST", "/team/new", answer(status, "<html>")).class(), Class::Transient, "{status}");
         }
-        assert_eq!(
-            error("POST", "/team/new", answer(403, "<html>")).class(),
-            Class::Credential
-        );
+        assert_eq!(error("POST", "/team/new", answer(403, "<html>")).class(), Class::Credential);
     }
 
     #[test]
     fn effects_are_doubted_only_where_they_can_be() {
-        let interrupted = ErrorKind::Interrupted {
-            cause: "time".to_owned(),
-        };
+        let interrupted = ErrorKind::Interrupted { cause: "time".to_owned() };
         assert!(error("POST", "/team/new", interrupted.clone()).may_have_happened());
         assert!(!error("GET", "/team/info", interrupted).may_have_happened());
-        assert!(
-            !error(
-                "POST",
-                "/team/new",
-                ErrorKind::Unreachable {
-                    cause: String::new()
-                }
-            )
-            .may_have_happened()
-        );
+        assert!(!error("POST", "/team/new", ErrorKind::Unreachable { cause: String::new() }).may_have_happened());
         assert!(error("POST", "/team/new", answer(502, "<html>")).may_have_happened());
-        assert!(
-            error(
-                "POST",
-                "/team/new",
-                answer(500, r#"{"error":{"message":"boom"}}"#)
-            )
-            .may_have_happened()
-        );
-        assert!(
-            !error(
-                "POST",
-                "/team/new",
-                answer(429, r#"{"error":{"message":"slow down"}}"#)
-            )
-            .may_have_happened()
-        );
-        assert!(
-            !error(
-                "POST",
-                "/team/new",
-                answer(400, r#"{"error":{"message":"no"}}"#)
-            )
-            .may_have_happened()
-        );
+        assert!(error("POST", "/team/new", answer(500, r#"{"error":{"message":"boom"}}"#)).may_have_happened());
+        assert!(!error("POST", "/team/new", answer(429, r#"{"error":{"message":"slow down"}}"#)).may_have_happened());
+        assert!(!error("POST", "/team/new", answer(400, r#"{"error":{"message":"no"}}"#)).may_have_happened());
         let lost_database = r#"{"error":{"message":"Authentication Error, Can't reach database server at `x`","type":"auth_error"}}"#;
         assert!(error("POST", "/key/update", answer(400, lost_database)).may_have_happened());
     }
 
     #[test]
     fn messages_name_the_call_and_the_cure() {
-        let text = error(
-            "POST",
-            "/team/new",
-            answer(400, r#"{"error":{"message":"m","type":"t","param":"p"}}"#),
-        )
-        .to_string();
+        let text = error("POST", "/team/new", answer(400, r#"{"error":{"message":"m","type":"t","param":"p"}}"#)).to_string();
         assert_eq!(text, "LiteLLM POST /team/new: answered 400 (t, p): m");
-        let text = error(
-            "GET",
-            "/key/list",
-            ErrorKind::Redirected {
-                status: 301,
-                location: Some("https://x/".to_owned()),
-            },
-        )
-        .to_string();
+        let text = error("GET", "/key/list", ErrorKind::Redirected { status: 301, location: Some("https://x/".to_owned()) }).to_string();
         assert_eq!(
             text,
             "LiteLLM GET /key/list: answered 301 pointing to https://x/; redirects are not followed, set the final address of the gateway"
@@ -799,10 +610,7 @@ mod tests {
 
     #[test]
     fn every_recorded_error_has_its_class() {
-        let folder = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../fixtures/recordings/litellm"
-        );
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/recordings/litellm");
         let mut seen = 0;
         for entry in std::fs::read_dir(folder).unwrap() {
             let file = entry.unwrap().path();
@@ -815,11 +623,7 @@ mod tests {
             seen += 1;
             let request = &recording["request"];
             let path = request["path"].as_str().unwrap().split('?').next().unwrap();
-            let method = if request["method"] == "GET" {
-                "GET"
-            } else {
-                "POST"
-            };
+            let method = if request["method"] == "GET" { "GET" } else { "POST" };
             let error = error(method, path, answer(status, &recording["body"].to_string()));
             let expected = RECORDED
                 .iter()
@@ -827,10 +631,7 @@ mod tests {
                 .unwrap_or_else(|| panic!("{name}: {error} has no class in the table"));
             assert_eq!(error.class(), expected.0, "{name}: {error}");
             let text = error.to_string();
-            assert!(
-                !text.contains("{'") && !text.contains('\n'),
-                "{name}: {text}"
-            );
+            assert!(!text.contains("{'") && !text.contains('\n'), "{name}: {text}");
             assert_eq!(error.status(), Some(status), "{name}");
         }
         let listed: usize = RECORDED.iter().map(|(_, names)| names.len()).sum();

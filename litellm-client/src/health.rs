@@ -33,8 +33,7 @@ impl Client {
         }
         match answer.decode::<Body>() {
             Ok(body) => Ok(Readiness {
-                healthy: answer.is_success()
-                    && matches!(body.status.as_str(), "healthy" | "connected"),
+                healthy: answer.is_success() && matches!(body.status.as_str(), "healthy" | "connected"),
                 db_connected: body.db == "connected",
             }),
             Err(fault) if answer.is_success() => Err(fault),

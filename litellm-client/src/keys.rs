@@ -29,20 +29,15 @@ const MODELS: &str = "/v1/models";
 #[must_use]
 pub fn key_hash(key: &SecretString) -> String {
     let digest = Sha256::digest(key.expose_secret().as_bytes());
-    digest
-        .iter()
-        .fold(String::with_capacity(64), |mut hex, byte| {
-            // Writing to a string cannot fail.
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+    digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 fn is_hash(text: &str) -> bool {
-    text.len() == 64
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 /// A key as the gateway shows it.
@@ -187,19 +182,12 @@ impl KeyRow {
     pub(crate) fn into_key(mut self, answer: &Answer) -> Result<Key> {
         match self.token.take() {
             Some(hash) => Ok(self.with_hash(hash)),
-            None => Err(answer.fail(ErrorKind::Decode {
-                at: "keys[].token".to_owned(),
-                cause: "a key without its hash".to_owned(),
-            })),
+            None => Err(answer.fail(ErrorKind::Decode { at: "keys[].token".to_owned(), cause: "a key without its hash".to_owned() })),
         }
     }
 
     fn identity(&self) -> String {
-        self.id
-            .as_ref()
-            .or(self.token.as_ref())
-            .cloned()
-            .unwrap_or_default()
+        self.id.as_ref().or(self.token.as_ref()).cloned().unwrap_or_default()
     }
 }
 
@@ -299,30 +287,22 @@ impl Client {
     /// As for every call.
     pub async fn key(&self, hash: &str) -> Result<Option<Key>> {
         if !is_hash(hash) {
-            return Err(invalid(
-                "GET",
-                INFO,
-                "keys are asked for by their SHA-256 in lower-case hexadecimal, never in clear",
-            ));
+            return Err(invalid("GET", INFO, "keys are asked for by their SHA-256 in lower-case hexadecimal, never in clear"));
         }
         let answer = self.exchange(Call::get(INFO).query("key", hash)).await?;
         if !answer.is_success() {
             let error = answer.error();
             return match &error.kind {
-                ErrorKind::Status {
-                    status: 404,
-                    error_type: Some(kind),
-                    ..
-                } if &**kind == "not_found_error" && error.class() == Class::NotFound => Ok(None),
+                ErrorKind::Status { status: 404, error_type: Some(kind), .. }
+                    if &**kind == "not_found_error" && error.class() == Class::NotFound =>
+                {
+                    Ok(None)
+                }
                 _ => Err(error),
             };
         }
         let found: KeyInfo = answer.decode()?;
-        let other = found
-            .info
-            .token
-            .as_deref()
-            .is_some_and(|token| token != hash);
+        let other = found.info.token.as_deref().is_some_and(|token| token != hash);
         if found.key != hash || other {
             return Err(answer.incomplete("asked for one key, got another"));
         }
@@ -363,9 +343,7 @@ impl Client {
     /// # Errors
     /// As [`Client::keys`].
     pub async fn deleted_keys_of_team(&self, team_id: &str) -> Result<Vec<Key>> {
-        let mut keys = self
-            .list_keys(&[("team_id", team_id), ("status", "deleted")])
-            .await?;
+        let mut keys = self.list_keys(&[("team_id", team_id), ("status", "deleted")]).await?;
         keys.retain(|key| key.team_id.as_deref() == Some(team_id));
         for key in &mut keys {
             key.deleted = true;
@@ -390,18 +368,8 @@ impl Client {
             }
             let answer = self.call(call).await?;
             let page: KeyPage = answer.decode()?;
-            if pages.add(
-                &answer,
-                page.current_page,
-                page.total_count,
-                page.keys,
-                KeyRow::identity,
-            )? {
-                return pages
-                    .into_rows()
-                    .into_iter()
-                    .map(|row| row.into_key(&answer))
-                    .collect();
+            if pages.add(&answer, page.current_page, page.total_count, page.keys, KeyRow::identity)? {
+                return pages.into_rows().into_iter().map(|row| row.into_key(&answer)).collect();
             }
         }
     }
@@ -414,11 +382,7 @@ impl Client {
     /// [`Class::AlreadyExists`] when the alias is taken, [`Class::CustomKeysForbidden`] where the gateway takes no chosen keys.
     pub async fn generate_key(&self, new: &NewKey) -> Result<GeneratedKey> {
         if new.team_id.trim().is_empty() || new.alias.trim().is_empty() {
-            return Err(invalid(
-                "POST",
-                GENERATE,
-                "the team id or the alias is blank",
-            ));
+            return Err(invalid("POST", GENERATE, "the team id or the alias is blank"));
         }
         let body = Generate {
             team_id: &new.team_id,
@@ -427,29 +391,18 @@ impl Client {
             metadata: &new.metadata,
             blocked: new.blocked,
         };
-        let answer = self
-            .call(Call::post(GENERATE, &body)?.secret(new.key.as_ref()))
-            .await?;
+        let answer = self.call(Call::post(GENERATE, &body)?.secret(new.key.as_ref())).await?;
         let generated = answer.decode::<Generated>();
         let Some(own) = &new.key else {
             let generated = generated?;
-            let hash = generated
-                .token
-                .filter(|token| is_hash(token))
-                .unwrap_or_else(|| key_hash(&generated.key));
-            return Ok(GeneratedKey {
-                key: generated.key,
-                hash,
-            });
+            let hash = generated.token.filter(|token| is_hash(token)).unwrap_or_else(|| key_hash(&generated.key));
+            return Ok(GeneratedKey { key: generated.key, hash });
         };
         // Our own key is known, so an answer without a body is as good as one with it.
         if generated.is_ok_and(|generated| generated.key.expose_secret() != own.expose_secret()) {
             return Err(answer.incomplete("registered one key, got another"));
         }
-        Ok(GeneratedKey {
-            key: own.clone(),
-            hash: key_hash(own),
-        })
+        Ok(GeneratedKey { key: own.clone(), hash: key_hash(own) })
     }
 
     /// Takes bounds of its own away from a key, so that only its team's hold. Nothing else about it changes.
@@ -461,15 +414,9 @@ impl Client {
             return Ok(());
         }
         if !is_hash(hash) {
-            return Err(invalid(
-                "POST",
-                UPDATE,
-                "keys are changed by their SHA-256 in lower-case hexadecimal",
-            ));
+            return Err(invalid("POST", UPDATE, "keys are changed by their SHA-256 in lower-case hexadecimal"));
         }
-        self.call(Call::post(UPDATE, &cleared(hash, bounds))?)
-            .await
-            .map(drop)
+        self.call(Call::post(UPDATE, &cleared(hash, bounds))?).await.map(drop)
     }
 
     /// Deletes keys by their hashes; none to delete makes no call. The gateway lists names as deleted that never existed when at
@@ -482,15 +429,9 @@ impl Client {
             return Ok(());
         }
         if !hashes.iter().all(|hash| is_hash(hash)) {
-            return Err(invalid(
-                "POST",
-                DELETE,
-                "keys are deleted by their SHA-256 in lower-case hexadecimal",
-            ));
+            return Err(invalid("POST", DELETE, "keys are deleted by their SHA-256 in lower-case hexadecimal"));
         }
-        self.call(Call::post(DELETE, &Delete { keys: hashes })?)
-            .await
-            .map(drop)
+        self.call(Call::post(DELETE, &Delete { keys: hashes })?).await.map(drop)
     }
 
     /// Tries a customer's key with `GET /v1/models`, which costs nothing and is not billed.
@@ -499,9 +440,7 @@ impl Client {
     /// Only for what says nothing about the key. A refusal is about that key, never about our own credential, and is a
     /// [`KeyVerdict`].
     pub async fn models_of_key(&self, key: &SecretString) -> Result<KeyVerdict> {
-        let answer = self
-            .exchange(Call::get(MODELS).auth(Auth::Key(key)))
-            .await?;
+        let answer = self.exchange(Call::get(MODELS).auth(Auth::Key(key))).await?;
         if answer.is_success() {
             let list: ModelList = answer.decode()?;
             let models = list
@@ -534,12 +473,7 @@ fn cleared(hash: &str, bounds: &[OwnBound]) -> Map<String, Value> {
 fn verdict(answer: &Answer, error: Error) -> Result<KeyVerdict> {
     let class = error.class();
     match error.kind {
-        ErrorKind::Status {
-            status,
-            error_type,
-            message,
-            ..
-        } if class != Class::Transient && status < 500 => {
+        ErrorKind::Status { status, error_type, message, .. } if class != Class::Transient && status < 500 => {
             if error_type.as_deref() == Some("token_not_found_in_db") {
                 Ok(KeyVerdict::Unknown)
             } else if status == 401 && message.contains("is blocked") {
@@ -548,13 +482,9 @@ fn verdict(answer: &Answer, error: Error) -> Result<KeyVerdict> {
                 Ok(KeyVerdict::Refused { message })
             }
         }
-        ErrorKind::Foreign {
-            status: status @ (401 | 403 | 407),
-            excerpt,
-            ..
-        } => Err(answer.incomplete(format!(
-            "something in front of the gateway answered {status} ({excerpt})"
-        ))),
+        ErrorKind::Foreign { status: status @ (401 | 403 | 407), excerpt, .. } => {
+            Err(answer.incomplete(format!("something in front of the gateway answered {status} ({excerpt})")))
+        }
         _ => Err(error),
     }
 }
@@ -575,26 +505,10 @@ mod tests {
 
     #[test]
     fn a_key_inherits_everything_from_its_team() {
-        let body = Generate {
-            team_id: "t",
-            key_alias: "t-1",
-            key: None,
-            metadata: &Map::new(),
-            blocked: false,
-        };
-        assert_eq!(
-            serde_json::to_string(&body).unwrap(),
-            r#"{"team_id":"t","key_alias":"t-1","metadata":{}}"#
-        );
-        let body = Generate {
-            key: Some("sk-x"),
-            blocked: true,
-            ..body
-        };
-        assert_eq!(
-            serde_json::to_string(&body).unwrap(),
-            r#"{"team_id":"t","key_alias":"t-1","key":"sk-x","metadata":{},"blocked":true}"#
-        );
+        let body = Generate { team_id: "t", key_alias: "t-1", key: None, metadata: &Map::new(), blocked: false };
+        assert_eq!(serde_json::to_string(&body).unwrap(), r#"{"team_id":"t","key_alias":"t-1","metadata":{}}"#);
+        let body = Generate { key: Some("sk-x"), blocked: true, ..body };
+        assert_eq!(serde_json::to_string(&body).unwrap(), r#"{"team_id":"t","key_alias":"t-1","key":"sk-x","metadata":{},"blocked":true}"#);
     }
 
     #[test]
@@ -609,10 +523,7 @@ mod tests {
             Value::Object(cleared("h", &key.own_bounds())),
             serde_json::json!({"key": "h", "models": [], "max_budget": null, "duration": null})
         );
-        let team = Key {
-            models: vec!["all-team-models".to_owned()],
-            ..Key::default()
-        };
+        let team = Key { models: vec!["all-team-models".to_owned()], ..Key::default() };
         assert_eq!(team.own_bounds(), []);
     }
 
@@ -625,10 +536,7 @@ mod tests {
             metadata: Map::new(),
             blocked: false,
         };
-        let generated = GeneratedKey {
-            key: SecretString::from("sk-MARKER"),
-            hash: "h".to_owned(),
-        };
+        let generated = GeneratedKey { key: SecretString::from("sk-MARKER"), hash: "h".to_owned() };
         assert!(!format!("{new:?} {generated:?}").contains("MARKER"));
     }
 

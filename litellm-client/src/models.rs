@@ -30,15 +30,8 @@ pub struct Models(Vec<String>);
 impl Models {
     /// The named models, sorted, each once. Empty and magic names are left out; when none remains the team may use nothing.
     pub fn new(names: impl IntoIterator<Item = String>) -> Self {
-        let names: BTreeSet<String> = names
-            .into_iter()
-            .filter(|name| !name.trim().is_empty() && !MAGIC.contains(&name.as_str()))
-            .collect();
-        if names.is_empty() {
-            Self::none()
-        } else {
-            Self(names.into_iter().collect())
-        }
+        let names: BTreeSet<String> = names.into_iter().filter(|name| !name.trim().is_empty() && !MAGIC.contains(&name.as_str())).collect();
+        if names.is_empty() { Self::none() } else { Self(names.into_iter().collect()) }
     }
 
     /// No model.
@@ -236,9 +229,9 @@ impl Change<Decimal> {
         match self {
             Self::Keep => Ok(None),
             Self::Clear => Ok(Some(None)),
-            Self::Set(price) => number::json_number(price)
-                .map(|number| Some(Some(number)))
-                .map_err(|fault| invalid(method, path, &fault.to_string())),
+            Self::Set(price) => {
+                number::json_number(price).map(|number| Some(Some(number))).map_err(|fault| invalid(method, path, &fault.to_string()))
+            }
         }
     }
 }
@@ -267,11 +260,7 @@ impl Client {
     /// Blank ids are refused here.
     pub async fn create_deployment(&self, new: &NewDeployment) -> Result<()> {
         if new.id.trim().is_empty() || new.model_name.trim().is_empty() {
-            return Err(invalid(
-                "POST",
-                NEW,
-                "a deployment needs an id and a public name",
-            ));
+            return Err(invalid("POST", NEW, "a deployment needs an id and a public name"));
         }
         let set = |price: Option<Decimal>| price.map_or(Change::Keep, Change::Set);
         let body = DeploymentBody {
@@ -283,15 +272,9 @@ impl Client {
                 input_cost_per_token: set(new.input_cost_per_token).price("POST", NEW)?,
                 output_cost_per_token: set(new.output_cost_per_token).price("POST", NEW)?,
             },
-            model_info: InfoBody {
-                id: &new.id,
-                mode: new.mode.as_deref(),
-                llm_access_key: Some(&new.key_mark),
-            },
+            model_info: InfoBody { id: &new.id, mode: new.mode.as_deref(), llm_access_key: Some(&new.key_mark) },
         };
-        self.call(Call::post(NEW, &body)?.secret(Some(&new.api_key)))
-            .await
-            .map(drop)
+        self.call(Call::post(NEW, &body)?.secret(Some(&new.api_key))).await.map(drop)
     }
 
     /// Changes a deployment (`PATCH /model/{id}/update`; the POST of the same purpose ignores nulls and `model_info`).
@@ -301,11 +284,7 @@ impl Client {
     /// [`Client::model_info`] tells. Ids that would need escaping are refused here.
     pub async fn update_deployment(&self, id: &str, patch: &DeploymentPatch) -> Result<()> {
         if !is_plain(id) {
-            return Err(invalid(
-                "PATCH",
-                UPDATE,
-                "the id of a deployment is made of letters, digits, -, _ and dots",
-            ));
+            return Err(invalid("PATCH", UPDATE, "the id of a deployment is made of letters, digits, -, _ and dots"));
         }
         let key = patch.api_key.as_ref();
         let body = DeploymentBody {
@@ -318,15 +297,9 @@ impl Client {
                 output_cost_per_token: patch.output_cost_per_token.price("PATCH", UPDATE)?,
             },
             // Without the id the gateway would write one of its own making into the row (measured).
-            model_info: InfoBody {
-                id,
-                mode: patch.mode.as_deref(),
-                llm_access_key: key.map(|(_, mark)| mark.as_str()),
-            },
+            model_info: InfoBody { id, mode: patch.mode.as_deref(), llm_access_key: key.map(|(_, mark)| mark.as_str()) },
         };
-        self.call(Call::patch(UPDATE, id, &body)?.secret(key.map(|(key, _)| key)))
-            .await
-            .map(drop)
+        self.call(Call::patch(UPDATE, id, &body)?.secret(key.map(|(key, _)| key))).await.map(drop)
     }
 
     /// Deletes a deployment (`POST /model/delete`).
@@ -356,12 +329,7 @@ mod tests {
     #[test]
     fn a_list_is_sorted_unique_and_never_empty() {
         assert_eq!(models(&["b", "a", "b"]).as_slice(), ["a", "b"]);
-        for nothing in [
-            &[][..],
-            &[""],
-            &["*"],
-            &["all-proxy-models", "all-team-models", "no-default-models"],
-        ] {
+        for nothing in [&[][..], &[""], &["*"], &["all-proxy-models", "all-team-models", "no-default-models"]] {
             let list = models(nothing);
             assert!(list.is_none(), "{nothing:?}");
             assert_eq!(list.as_slice(), ["no-default-models"], "{nothing:?}");

@@ -64,9 +64,7 @@ pub(crate) fn parse_decimal(text: &str) -> Result<Decimal, Unreadable> {
     }
     let range = Unreadable::Range { negative };
     if scale < 0 {
-        mantissa = power_of_ten(scale.saturating_neg())
-            .and_then(|power| mantissa.checked_mul(power))
-            .ok_or(range)?;
+        mantissa = power_of_ten(scale.saturating_neg()).and_then(|power| mantissa.checked_mul(power)).ok_or(range)?;
         scale = 0;
     }
     if scale > MAX_SCALE {
@@ -86,13 +84,7 @@ pub(crate) fn parse_decimal(text: &str) -> Result<Decimal, Unreadable> {
     let signed = i128::try_from(mantissa).map_err(|_| range)?;
     let scale = u32::try_from(scale).map_err(|_| range)?;
     Decimal::try_from_i128_with_scale(if negative { -signed } else { signed }, scale)
-        .map(|value| {
-            if value.is_zero() {
-                Decimal::ZERO
-            } else {
-                value.normalize()
-            }
-        })
+        .map(|value| if value.is_zero() { Decimal::ZERO } else { value.normalize() })
         .map_err(|_| range)
 }
 
@@ -102,26 +94,16 @@ fn parse_exponent(text: &str) -> Result<i64, Unreadable> {
         return Err(Unreadable::Syntax);
     }
     // An exponent beyond any i64 is as good as the largest one: zero below, out of range above.
-    Ok(text.parse().unwrap_or(if text.starts_with('-') {
-        -i64::from(i32::MAX)
-    } else {
-        i64::from(i32::MAX)
-    }))
+    Ok(text.parse().unwrap_or(if text.starts_with('-') { -i64::from(i32::MAX) } else { i64::from(i32::MAX) }))
 }
 
 fn power_of_ten(exponent: i64) -> Option<u128> {
-    u32::try_from(exponent)
-        .ok()
-        .and_then(|e| 10_u128.checked_pow(e))
+    u32::try_from(exponent).ok().and_then(|e| 10_u128.checked_pow(e))
 }
 
 /// The JSON number text for a decimal: plain digits, no exponent, no trailing zeros.
 pub(crate) fn json_number(value: Decimal) -> Result<Box<RawValue>, serde_json::Error> {
-    let text = if value.is_zero() {
-        "0".to_owned()
-    } else {
-        value.normalize().to_string()
-    };
+    let text = if value.is_zero() { "0".to_owned() } else { value.normalize().to_string() };
     RawValue::from_string(text)
 }
 
@@ -131,11 +113,7 @@ fn number_text(raw: &RawValue) -> Option<&str> {
     if text == "null" {
         return None;
     }
-    Some(
-        text.strip_prefix('"')
-            .and_then(|t| t.strip_suffix('"'))
-            .unwrap_or(text),
-    )
+    Some(text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text))
 }
 
 fn not_a_number<E: de::Error>(what: &str) -> E {
@@ -145,15 +123,11 @@ fn not_a_number<E: de::Error>(what: &str) -> E {
 /// A sum of money or a counter kept as a decimal; null and absent are refused.
 pub(crate) fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Decimal, D::Error> {
     let raw = <&'de RawValue>::deserialize(deserializer)?;
-    number_text(raw)
-        .and_then(|text| parse_decimal(text).ok())
-        .ok_or_else(|| not_a_number("a number"))
+    number_text(raw).and_then(|text| parse_decimal(text).ok()).ok_or_else(|| not_a_number("a number"))
 }
 
 /// A sum of money where null means nothing was counted yet.
-pub(crate) fn decimal_or_zero<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Decimal, D::Error> {
+pub(crate) fn decimal_or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Decimal, D::Error> {
     let raw = <&'de RawValue>::deserialize(deserializer)?;
     match number_text(raw) {
         None => Ok(Decimal::ZERO),
@@ -162,20 +136,14 @@ pub(crate) fn decimal_or_zero<'de, D: Deserializer<'de>>(
 }
 
 /// A price: a number or null.
-pub(crate) fn optional_decimal<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Decimal>, D::Error> {
+pub(crate) fn optional_decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Decimal>, D::Error> {
     let raw = <&'de RawValue>::deserialize(deserializer)?;
-    number_text(raw)
-        .map(|text| parse_decimal(text).map_err(|_| not_a_number("a number or null")))
-        .transpose()
+    number_text(raw).map(|text| parse_decimal(text).map_err(|_| not_a_number("a number or null"))).transpose()
 }
 
 /// A budget: a number or null. One too large to hold is the largest we can hold, so that a stranger's `1e300` does not
 /// make every team unreadable.
-pub(crate) fn optional_budget<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Decimal>, D::Error> {
+pub(crate) fn optional_budget<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Decimal>, D::Error> {
     let raw = <&'de RawValue>::deserialize(deserializer)?;
     number_text(raw)
         .map(|text| match parse_decimal(text) {
@@ -188,9 +156,7 @@ pub(crate) fn optional_budget<'de, D: Deserializer<'de>>(
 }
 
 /// A rate limit: a whole number or null. One below zero lets as little through as zero does and is read as zero.
-pub(crate) fn optional_limit<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<u64>, D::Error> {
+pub(crate) fn optional_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     let raw = <&'de RawValue>::deserialize(deserializer)?;
     number_text(raw)
         .map(|text| match parse_decimal(text) {
@@ -217,15 +183,11 @@ pub(crate) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D
 }
 
 /// A point in time or null. A time without an offset is UTC: the gateway runs its clocks in UTC.
-pub(crate) fn optional_timestamp<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Timestamp>, D::Error> {
+pub(crate) fn optional_timestamp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
     let Some(text) = Option::<String>::deserialize(deserializer)? else {
         return Ok(None);
     };
-    parse_timestamp(&text)
-        .map(Some)
-        .ok_or_else(|| de::Error::custom("expected a date and time"))
+    parse_timestamp(&text).map(Some).ok_or_else(|| de::Error::custom("expected a date and time"))
 }
 
 fn parse_timestamp(text: &str) -> Option<Timestamp> {
@@ -233,10 +195,7 @@ fn parse_timestamp(text: &str) -> Option<Timestamp> {
         return Some(timestamp);
     }
     let local: civil::DateTime = text.parse().ok()?;
-    local
-        .to_zoned(TimeZone::UTC)
-        .ok()
-        .map(|zoned| zoned.timestamp())
+    local.to_zoned(TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
 }
 
 #[cfg(test)]
@@ -259,10 +218,7 @@ mod tests {
         assert_eq!(read("50"), "50");
         assert_eq!(read("1e15"), "1000000000000000");
         assert_eq!(read("1E+2"), "100");
-        assert_eq!(
-            read("79228162514264337593543950335"),
-            "79228162514264337593543950335"
-        );
+        assert_eq!(read("79228162514264337593543950335"), "79228162514264337593543950335");
     }
 
     #[test]
@@ -275,32 +231,17 @@ mod tests {
         assert_eq!(read("0e99999999999999999999"), "0");
         assert_eq!(read("1e-99999999999999999999"), "0");
         // 1/3 with more digits than fit.
-        assert_eq!(
-            read("0.333333333333333333333333333333333333333333"),
-            "0.3333333333333333333333333333"
-        );
+        assert_eq!(read("0.333333333333333333333333333333333333333333"), "0.3333333333333333333333333333");
     }
 
     #[test]
     fn no_number_and_out_of_range_are_told_apart() {
-        for text in [
-            "", "-", ".", "e5", "1e", "1e+", "abc", "1_000", "0x1", "NaN", "Infinity", "1.2.3",
-            "1,5",
-        ] {
+        for text in ["", "-", ".", "e5", "1e", "1e+", "abc", "1_000", "0x1", "NaN", "Infinity", "1.2.3", "1,5"] {
             assert_eq!(parse_decimal(text), Err(Unreadable::Syntax), "{text:?}");
         }
-        assert_eq!(
-            parse_decimal("1e300"),
-            Err(Unreadable::Range { negative: false })
-        );
-        assert_eq!(
-            parse_decimal("-1e300"),
-            Err(Unreadable::Range { negative: true })
-        );
-        assert_eq!(
-            parse_decimal("79228162514264337593543950336"),
-            Err(Unreadable::Range { negative: false })
-        );
+        assert_eq!(parse_decimal("1e300"), Err(Unreadable::Range { negative: false }));
+        assert_eq!(parse_decimal("-1e300"), Err(Unreadable::Range { negative: true }));
+        assert_eq!(parse_decimal("79228162514264337593543950336"), Err(Unreadable::Range { negative: false }));
     }
 
     #[derive(Deserialize)]
@@ -322,22 +263,14 @@ mod tests {
     #[test]
     fn fields_come_as_numbers_strings_or_null() {
         let r = row(r#"{"budget": "12.50", "limit": 1000.0, "spend": null, "at": null}"#);
-        assert_eq!(
-            (r.budget, r.limit),
-            (Some(Decimal::new(125, 1)), Some(1000))
-        );
+        assert_eq!((r.budget, r.limit), (Some(Decimal::new(125, 1)), Some(1000)));
         assert_eq!((r.spend, r.at), (Decimal::ZERO, None));
         let r = row(r#"{"budget": null, "limit": null}"#);
         assert_eq!((r.budget, r.limit), (None, None));
         let r = row(r#"{"budget": 1e300, "limit": -1, "spend": -2e-19}"#);
         assert_eq!((r.budget, r.limit), (Some(Decimal::MAX), Some(0)));
         assert_eq!(r.spend, Decimal::new(-2, 19));
-        for bad in [
-            r#"{"budget": "x"}"#,
-            r#"{"limit": 1.5}"#,
-            r#"{"spend": []}"#,
-            r#"{"at": "soon"}"#,
-        ] {
+        for bad in [r#"{"budget": "x"}"#, r#"{"limit": 1.5}"#, r#"{"spend": []}"#, r#"{"at": "soon"}"#] {
             assert!(serde_json::from_str::<Row>(bad).is_err(), "{bad}");
         }
     }
@@ -345,33 +278,15 @@ mod tests {
     #[test]
     fn times_with_and_without_offset_are_utc() {
         let expected: Timestamp = "2026-12-01T00:00:00Z".parse().unwrap();
-        for text in [
-            "2026-12-01T00:00:00Z",
-            "2026-12-01T00:00:00+00:00",
-            "2026-12-01T00:00:00",
-            "2026-12-01 00:00:00",
-        ] {
-            assert_eq!(
-                row(&format!(r#"{{"at": "{text}"}}"#)).at,
-                Some(expected),
-                "{text}"
-            );
+        for text in ["2026-12-01T00:00:00Z", "2026-12-01T00:00:00+00:00", "2026-12-01T00:00:00", "2026-12-01 00:00:00"] {
+            assert_eq!(row(&format!(r#"{{"at": "{text}"}}"#)).at, Some(expected), "{text}");
         }
     }
 
     #[test]
     fn written_numbers_have_no_exponent() {
-        for (value, text) in [
-            ("12.50", "12.5"),
-            ("50", "50"),
-            ("1e15", "1000000000000000"),
-            ("1e-9", "0.000000001"),
-            ("0.00", "0"),
-        ] {
-            assert_eq!(
-                json_number(parse_decimal(value).unwrap()).unwrap().get(),
-                text
-            );
+        for (value, text) in [("12.50", "12.5"), ("50", "50"), ("1e15", "1000000000000000"), ("1e-9", "0.000000001"), ("0.00", "0")] {
+            assert_eq!(json_number(parse_decimal(value).unwrap()).unwrap().get(), text);
         }
     }
 

@@ -29,13 +29,7 @@ const MORE_PAGES: u64 = 50;
 
 impl<T> Pages<T> {
     pub(crate) fn new() -> Self {
-        Self {
-            rows: Vec::new(),
-            seen: HashSet::new(),
-            least: None,
-            total: None,
-            page: 1,
-        }
+        Self { rows: Vec::new(), seen: HashSet::new(), least: None, total: None, page: 1 }
     }
 
     /// The page to ask for next.
@@ -44,21 +38,12 @@ impl<T> Pages<T> {
     }
 
     /// Takes a page; true when it was the last one. `identity` tells rows apart.
-    pub(crate) fn add(
-        &mut self,
-        answer: &Answer,
-        page: u64,
-        total: u64,
-        rows: Vec<T>,
-        identity: impl Fn(&T) -> String,
-    ) -> Result<bool> {
+    pub(crate) fn add(&mut self, answer: &Answer, page: u64, total: u64, rows: Vec<T>, identity: impl Fn(&T) -> String) -> Result<bool> {
         if page != self.page {
             return Err(answer.incomplete(format!("asked for page {}, got page {page}", self.page)));
         }
         if let Some(before) = self.total.filter(|before| *before > total) {
-            return Err(answer.incomplete(format!(
-                "the total went from {before} to {total} while reading; read again"
-            )));
+            return Err(answer.incomplete(format!("the total went from {before} to {total} while reading; read again")));
         }
         let grew = self.total.is_some_and(|before| before < total);
         let least = *self.least.get_or_insert(total);

@@ -51,11 +51,7 @@ fn redact_keys(text: &str) -> String {
         let (before, found) = rest.split_at(at);
         let tail = found.trim_start_matches("sk-");
         let end = tail.find(|c| !is_key_char(c)).unwrap_or(tail.len());
-        let glued = before
-            .chars()
-            .next_back()
-            .or_else(|| out.chars().next_back())
-            .is_some_and(char::is_alphanumeric);
+        let glued = before.chars().next_back().or_else(|| out.chars().next_back()).is_some_and(char::is_alphanumeric);
         let is_key = end > 0 && (!glued || end >= GLUED_KEY_CHARS);
         out.push_str(before);
         if is_key {
@@ -73,10 +69,7 @@ fn redact_keys(text: &str) -> String {
 
 /// Line ends and control characters become single spaces: a message is one log line.
 fn one_line(text: &str) -> String {
-    let spaced: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
+    let spaced: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     spaced.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

@@ -109,13 +109,7 @@ impl Client {
     /// [`ErrorKind::Decode`](crate::ErrorKind::Decode) when a page is not a page,
     /// [`ErrorKind::Incomplete`](crate::ErrorKind::Incomplete) when the pages hold fewer calls than they count: what was
     /// taken before is worth nothing then.
-    pub async fn spend_logs(
-        &self,
-        filter: LogFilter<'_>,
-        from: Date,
-        to: Date,
-        mut take: impl FnMut(LoggedCall),
-    ) -> Result<()> {
+    pub async fn spend_logs(&self, filter: LogFilter<'_>, from: Date, to: Date, mut take: impl FnMut(LoggedCall)) -> Result<()> {
         // The end is inclusive and has whole seconds only, so the first second after it is asked for and left out here.
         let (Some((begin, _)), Some((_, end))) = (day(from), day(to)) else {
             return Err(invalid("GET", PATH, "the days are out of range"));
@@ -147,9 +141,7 @@ impl Client {
             let answer = self.call(call).await?;
             let page: Page = answer.decode()?;
             if page.page != wanted {
-                return Err(
-                    answer.incomplete(format!("asked for page {wanted}, got page {}", page.page))
-                );
+                return Err(answer.incomplete(format!("asked for page {wanted}, got page {}", page.page)));
             }
             let promised = *promised.get_or_insert(page.total);
             let rows = page.data.len();
@@ -158,28 +150,18 @@ impl Client {
                     continue;
                 }
                 let call = LoggedCall::from(row);
-                let ours = filter
-                    .team_id
-                    .is_none_or(|id| call.team_id.as_deref() == Some(id))
-                    && filter
-                        .model_group
-                        .is_none_or(|name| call.model_group == name)
+                let ours = filter.team_id.is_none_or(|id| call.team_id.as_deref() == Some(id))
+                    && filter.model_group.is_none_or(|name| call.model_group == name)
                     && (call.failed || !filter.failed);
                 if ours && call.started >= begin && call.started < end {
                     take(call);
                 }
             }
             let held = u64::try_from(seen.len()).unwrap_or(u64::MAX);
-            let over = if page.total_is_capped {
-                rows < ROWS_PER_PAGE
-            } else {
-                rows == 0 || held >= page.total
-            };
+            let over = if page.total_is_capped { rows < ROWS_PER_PAGE } else { rows == 0 || held >= page.total };
             if over {
                 if held < promised {
-                    return Err(answer.incomplete(format!(
-                        "the log counts {promised} calls and its pages hold {held}"
-                    )));
+                    return Err(answer.incomplete(format!("the log counts {promised} calls and its pages hold {held}")));
                 }
                 return Ok(());
             }
@@ -214,14 +196,7 @@ mod tests {
         let page: Page = crate::decode::decode(body.as_bytes()).unwrap();
         assert_eq!((page.total, page.page, page.total_is_capped), (8, 1, false));
         let call = LoggedCall::from(page.data.into_iter().next().unwrap());
-        assert_eq!(
-            (
-                call.team_id.as_deref(),
-                call.model_group.as_str(),
-                call.failed
-            ),
-            (Some("t-use"), "llama-70b", false)
-        );
+        assert_eq!((call.team_id.as_deref(), call.model_group.as_str(), call.failed), (Some("t-use"), "llama-70b", false));
         assert_eq!((call.prompt_tokens, call.completion_tokens), (300, 40));
         assert_eq!(call.spend.to_string(), "0.00038");
         assert_eq!(call.started.to_string(), "2026-11-30T03:10:29.949Z");

@@ -69,11 +69,7 @@ impl Serialize for NewTeam {
         map.serialize_entry("team_id", &self.team_id)?;
         map.serialize_entry("team_alias", &self.team_alias)?;
         map.serialize_entry("models", &self.models)?;
-        let budget = self
-            .max_budget
-            .map(number::json_number)
-            .transpose()
-            .map_err(S::Error::custom)?;
+        let budget = self.max_budget.map(number::json_number).transpose().map_err(S::Error::custom)?;
         map.serialize_entry("max_budget", &budget)?;
         map.serialize_entry("budget_duration", &self.budget_duration)?;
         map.serialize_entry("tpm_limit", &self.tpm_limit)?;
@@ -112,11 +108,7 @@ impl TeamPatch {
     }
 
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-        fn entry<M: SerializeMap, T: Serialize>(
-            map: &mut M,
-            name: &str,
-            change: &Change<T>,
-        ) -> Result<(), M::Error> {
+        fn entry<M: SerializeMap, T: Serialize>(map: &mut M, name: &str, change: &Change<T>) -> Result<(), M::Error> {
             match change {
                 Change::Keep => Ok(()),
                 Change::Clear => map.serialize_entry(name, &()),
@@ -129,9 +121,7 @@ impl TeamPatch {
         let budget = match self.max_budget {
             Change::Keep => Change::Keep,
             Change::Clear => Change::Clear,
-            Change::Set(value) => {
-                Change::Set(number::json_number(value).map_err(M::Error::custom)?)
-            }
+            Change::Set(value) => Change::Set(number::json_number(value).map_err(M::Error::custom)?),
         };
         entry(map, "max_budget", &budget)?;
         entry(map, "budget_duration", &self.budget_duration)?;
@@ -259,10 +249,7 @@ impl Client {
         let listed = page.teams.len();
         match page.teams.into_iter().find(|team| team.team_id == id) {
             Some(team) if page.total > 0 => Ok(Some(team)),
-            _ => Err(answer.incomplete(format!(
-                "asked for team {id}, got {listed} teams and a total of {}",
-                page.total
-            ))),
+            _ => Err(answer.incomplete(format!("asked for team {id}, got {listed} teams and a total of {}", page.total))),
         }
     }
 
@@ -276,16 +263,9 @@ impl Client {
         let answer = self.call(Call::get(INFO).query("team_id", id)).await?;
         let info: TeamInfo = answer.decode()?;
         if info.team_id != id || info.team_info.team_id != id {
-            return Err(answer.incomplete(format!(
-                "asked for team {id}, got team {}",
-                info.team_info.team_id
-            )));
+            return Err(answer.incomplete(format!("asked for team {id}, got team {}", info.team_info.team_id)));
         }
-        let keys = info
-            .keys
-            .into_iter()
-            .map(|row| row.into_key(&answer))
-            .collect::<Result<_>>()?;
+        let keys = info.keys.into_iter().map(|row| row.into_key(&answer)).collect::<Result<_>>()?;
         Ok((info.team_info, keys))
     }
 
@@ -304,9 +284,7 @@ impl Client {
                 .query("sort_order", "asc");
             let answer = self.call(call).await?;
             let page: TeamPage = answer.decode()?;
-            if pages.add(&answer, page.page, page.total, page.teams, |team| {
-                team.team_id.clone()
-            })? {
+            if pages.add(&answer, page.page, page.total, page.teams, |team| team.team_id.clone())? {
                 return Ok(pages.into_rows());
             }
         }
@@ -330,9 +308,7 @@ impl Client {
         if patch.is_empty() {
             return Ok(());
         }
-        self.call(Call::post(UPDATE, &Update { team_id: id, patch })?)
-            .await
-            .map(drop)
+        self.call(Call::post(UPDATE, &Update { team_id: id, patch })?).await.map(drop)
     }
 
     /// Deletes a team and, with it, its keys. Its usage rows stay.
@@ -342,9 +318,7 @@ impl Client {
     /// down it is given for teams that exist (measured). Confirm with [`Client::team`].
     pub async fn delete_team(&self, id: &str) -> Result<()> {
         checked("POST", DELETE, id)?;
-        self.call(Call::post(DELETE, &Delete { team_ids: [id] })?)
-            .await
-            .map(drop)
+        self.call(Call::post(DELETE, &Delete { team_ids: [id] })?).await.map(drop)
     }
 }
 
@@ -374,14 +348,8 @@ mod tests {
             serde_json::to_string(&team).unwrap(),
             r#"{"team_id":"1f2e","team_alias":"aurora-1f2e","models":["a","b"],"max_budget":12.5,"budget_duration":"1mo","tpm_limit":1000,"rpm_limit":null,"blocked":false,"metadata":{"managed_by":"x"}}"#
         );
-        let bare = NewTeam {
-            models: Models::none(),
-            max_budget: None,
-            budget_duration: None,
-            tpm_limit: None,
-            metadata: Map::new(),
-            ..team
-        };
+        let bare =
+            NewTeam { models: Models::none(), max_budget: None, budget_duration: None, tpm_limit: None, metadata: Map::new(), ..team };
         assert_eq!(
             serde_json::to_string(&bare).unwrap(),
             r#"{"team_id":"1f2e","team_alias":"aurora-1f2e","models":["no-default-models"],"max_budget":null,"budget_duration":null,"tpm_limit":null,"rpm_limit":null,"blocked":false,"metadata":{}}"#
@@ -389,11 +357,7 @@ mod tests {
     }
 
     fn update(patch: &TeamPatch) -> String {
-        serde_json::to_string(&Update {
-            team_id: "t",
-            patch,
-        })
-        .unwrap()
+        serde_json::to_string(&Update { team_id: "t", patch }).unwrap()
     }
 
     #[test]
@@ -403,10 +367,7 @@ mod tests {
         assert_eq!(update(&nothing), r#"{"team_id":"t"}"#);
         assert_eq!(serde_json::to_string(&nothing).unwrap(), "{}");
 
-        let tpm = TeamPatch {
-            tpm_limit: Change::Set(1000),
-            ..TeamPatch::default()
-        };
+        let tpm = TeamPatch { tpm_limit: Change::Set(1000), ..TeamPatch::default() };
         assert!(!tpm.is_empty());
         assert_eq!(update(&tpm), r#"{"team_id":"t","tpm_limit":1000}"#);
 
@@ -417,10 +378,7 @@ mod tests {
             rpm_limit: Change::Clear,
             ..TeamPatch::default()
         };
-        assert_eq!(
-            update(&cleared),
-            r#"{"team_id":"t","max_budget":null,"budget_duration":null,"tpm_limit":null,"rpm_limit":null}"#
-        );
+        assert_eq!(update(&cleared), r#"{"team_id":"t","max_budget":null,"budget_duration":null,"tpm_limit":null,"rpm_limit":null}"#);
 
         let set = TeamPatch {
             models: Some(Models::none()),

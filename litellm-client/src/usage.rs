@@ -58,16 +58,10 @@ impl Counts {
     pub fn checked_add(&self, other: &Self) -> Option<Self> {
         Some(Self {
             prompt_tokens: self.prompt_tokens.checked_add(other.prompt_tokens)?,
-            completion_tokens: self
-                .completion_tokens
-                .checked_add(other.completion_tokens)?,
+            completion_tokens: self.completion_tokens.checked_add(other.completion_tokens)?,
             total_tokens: self.total_tokens.checked_add(other.total_tokens)?,
-            cache_read_input_tokens: self
-                .cache_read_input_tokens
-                .checked_add(other.cache_read_input_tokens)?,
-            successful_requests: self
-                .successful_requests
-                .checked_add(other.successful_requests)?,
+            cache_read_input_tokens: self.cache_read_input_tokens.checked_add(other.cache_read_input_tokens)?,
+            successful_requests: self.successful_requests.checked_add(other.successful_requests)?,
             failed_requests: self.failed_requests.checked_add(other.failed_requests)?,
             api_requests: self.api_requests.checked_add(other.api_requests)?,
             spend: self.spend.checked_add(other.spend)?,
@@ -79,22 +73,10 @@ impl Counts {
     /// more.
     #[must_use]
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let counters = |counts: &Self| Self {
-            spend: Decimal::ZERO,
-            ..*counts
-        };
-        let noise = Decimal::new(1, 9).max(
-            self.spend
-                .abs()
-                .checked_mul(Decimal::new(1, 12))
-                .unwrap_or_default(),
-        );
-        let difference = self
-            .spend
-            .checked_sub(other.spend)
-            .map(|difference| difference.abs());
-        counters(self) == counters(other)
-            && difference.is_some_and(|difference| difference <= noise)
+        let counters = |counts: &Self| Self { spend: Decimal::ZERO, ..*counts };
+        let noise = Decimal::new(1, 9).max(self.spend.abs().checked_mul(Decimal::new(1, 12)).unwrap_or_default());
+        let difference = self.spend.checked_sub(other.spend).map(|difference| difference.abs());
+        counters(self) == counters(other) && difference.is_some_and(|difference| difference <= noise)
     }
 }
 
@@ -209,9 +191,7 @@ struct KeyMetadata {
 }
 
 /// The entries of an object in the order they stand.
-fn entries<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<(String, T)>, D::Error> {
+fn entries<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, T)>, D::Error> {
     struct Entries<T>(std::marker::PhantomData<T>);
     impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
         type Value = Vec<(String, T)>;
@@ -226,10 +206,7 @@ fn entries<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
             // The same name twice in one object is no ledger; the sums would depend on how it is read.
             let mut names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
             names.sort_unstable();
-            if names
-                .windows(2)
-                .any(|pair| matches!(pair, [a, b] if a == b))
-            {
+            if names.windows(2).any(|pair| matches!(pair, [a, b] if a == b)) {
                 return Err(de::Error::custom("the same name twice"));
             }
             Ok(all)
@@ -250,11 +227,7 @@ impl From<Day> for DayPage {
                 .map(|(team_id, entity)| TeamUsage {
                     team_id,
                     totals: entity.metrics,
-                    keys: entity
-                        .api_key_breakdown
-                        .into_iter()
-                        .map(|(hash, _)| hash)
-                        .collect(),
+                    keys: entity.api_key_breakdown.into_iter().map(|(hash, _)| hash).collect(),
                 })
                 .collect(),
             models: day
@@ -269,12 +242,7 @@ impl From<Day> for DayPage {
                         .into_iter()
                         .map(|(hash, part)| {
                             let metadata = part.metadata.unwrap_or_default();
-                            KeyUsage {
-                                hash,
-                                alias: metadata.key_alias,
-                                team_id: metadata.team_id,
-                                counts: part.metrics,
-                            }
+                            KeyUsage { hash, alias: metadata.key_alias, team_id: metadata.team_id, counts: part.metrics }
                         })
                         .collect(),
                 })
@@ -291,15 +259,9 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Decode`] when a page is not a page, [`ErrorKind::Incomplete`] when the pages contradict each other. Never a
     /// part of the rows.
-    pub async fn daily_activity(
-        &self,
-        team_ids: &[&str],
-        from: Date,
-        to: Date,
-    ) -> Result<Vec<DayPage>> {
+    pub async fn daily_activity(&self, team_ids: &[&str], from: Date, to: Date) -> Result<Vec<DayPage>> {
         let mut days = Vec::new();
-        self.daily_activity_each(team_ids, from, to, |day| days.push(day))
-            .await?;
+        self.daily_activity_each(team_ids, from, to, |day| days.push(day)).await?;
         Ok(days)
     }
 
@@ -308,21 +270,12 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::daily_activity`].
-    pub async fn daily_activity_each(
-        &self,
-        team_ids: &[&str],
-        from: Date,
-        to: Date,
-        mut take: impl FnMut(DayPage),
-    ) -> Result<u64> {
+    pub async fn daily_activity_each(&self, team_ids: &[&str], from: Date, to: Date, mut take: impl FnMut(DayPage)) -> Result<u64> {
         let filter = filter(PAGED, team_ids, from, to)?;
         let mut size = ROWS_PER_PAGE;
         let mut wanted = 1;
         loop {
-            let mut call = Call::get(PAGED)
-                .cap(USAGE_CAP)
-                .query("page", wanted.to_string())
-                .query("page_size", size.to_string());
+            let mut call = Call::get(PAGED).cap(USAGE_CAP).query("page", wanted.to_string()).query("page_size", size.to_string());
             call.query.extend(filter.iter().cloned());
             let answer = match self.call(call).await {
                 Err(error) if wanted == 1 && size > FEWER_ROWS && is_page_too_large(&error) => {
@@ -333,10 +286,7 @@ impl Client {
             };
             let Page { results, metadata } = answer.decode()?;
             if metadata.page != wanted {
-                return Err(answer.incomplete(format!(
-                    "asked for page {wanted}, got page {}",
-                    metadata.page
-                )));
+                return Err(answer.incomplete(format!("asked for page {wanted}, got page {}", metadata.page)));
             }
             let (empty, more) = (results.is_empty(), metadata.has_more);
             if (more && empty) || more != (metadata.total_pages > wanted) {
@@ -364,26 +314,15 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::daily_activity`].
-    pub async fn daily_totals(
-        &self,
-        team_ids: &[&str],
-        from: Date,
-        to: Date,
-    ) -> Result<Option<Vec<DayPage>>> {
-        let mut call = Call::get(AGGREGATED)
-            .cap(USAGE_CAP)
-            .query("api_key_limit", "1");
+    pub async fn daily_totals(&self, team_ids: &[&str], from: Date, to: Date) -> Result<Option<Vec<DayPage>>> {
+        let mut call = Call::get(AGGREGATED).cap(USAGE_CAP).query("api_key_limit", "1");
         call.query.extend(filter(AGGREGATED, team_ids, from, to)?);
         let answer = self.exchange(call).await?;
         if !answer.is_success() {
             let error = answer.error();
             return match &error.kind {
                 // FastAPI's word for a path it does not have.
-                ErrorKind::Status {
-                    status: 404,
-                    message,
-                    ..
-                } if message == "Not Found" => Ok(None),
+                ErrorKind::Status { status: 404, message, .. } if message == "Not Found" => Ok(None),
                 _ => Err(error),
             };
         }
@@ -391,31 +330,18 @@ impl Client {
         if metadata.has_more {
             return Err(answer.incomplete("an answer without pages says that there is more"));
         }
-        let days = results
-            .into_iter()
-            .map(|day| checked(&answer, day, from, to));
+        let days = results.into_iter().map(|day| checked(&answer, day, from, to));
         days.collect::<Result<_>>().map(Some)
     }
 }
 
-fn filter(
-    path: &str,
-    team_ids: &[&str],
-    from: Date,
-    to: Date,
-) -> Result<Vec<(&'static str, String)>> {
+fn filter(path: &str, team_ids: &[&str], from: Date, to: Date) -> Result<Vec<(&'static str, String)>> {
     if from > to {
         return Err(invalid("GET", path, "the first day is after the last"));
     }
-    let mut filter = vec![
-        ("start_date", from.to_string()),
-        ("end_date", to.to_string()),
-    ];
+    let mut filter = vec![("start_date", from.to_string()), ("end_date", to.to_string())];
     if !team_ids.is_empty() {
-        if team_ids
-            .iter()
-            .any(|id| id.trim().is_empty() || id.contains(','))
-        {
+        if team_ids.iter().any(|id| id.trim().is_empty() || id.contains(',')) {
             return Err(invalid("GET", path, "a team id is blank or holds a comma"));
         }
         filter.push(("team_ids", team_ids.join(",")));
@@ -455,34 +381,16 @@ mod tests {
     fn no_counter_is_read_as_nothing() {
         let recorded = mangle::recorded("daily-deleted-team");
         let metrics = "/results/0/breakdown/model_groups/llama-70b/metrics";
-        for name in [
-            "spend",
-            "prompt_tokens",
-            "completion_tokens",
-            "total_tokens",
-            "successful_requests",
-            "failed_requests",
-            "api_requests",
-        ] {
+        for name in
+            ["spend", "prompt_tokens", "completion_tokens", "total_tokens", "successful_requests", "failed_requests", "api_requests"]
+        {
             let mut body = recorded.clone();
             body.pointer_mut(metrics).unwrap()[name] = serde_json::Value::Null;
-            crate::decode::decode::<Page>(body.to_string().as_bytes())
-                .err()
-                .unwrap();
+            crate::decode::decode::<Page>(body.to_string().as_bytes()).err().unwrap();
             let mut body = recorded.clone();
-            body.pointer_mut(metrics)
-                .unwrap()
-                .as_object_mut()
-                .unwrap()
-                .remove(name)
-                .unwrap();
-            let mistake = crate::decode::decode::<Page>(body.to_string().as_bytes())
-                .err()
-                .unwrap();
-            assert_eq!(
-                mistake.at, "results[0].breakdown.model_groups.llama-70b.metrics",
-                "{name}"
-            );
+            body.pointer_mut(metrics).unwrap().as_object_mut().unwrap().remove(name).unwrap();
+            let mistake = crate::decode::decode::<Page>(body.to_string().as_bytes()).err().unwrap();
+            assert_eq!(mistake.at, "results[0].breakdown.model_groups.llama-70b.metrics", "{name}");
         }
     }
 
@@ -495,11 +403,7 @@ mod tests {
                 r#"{{"results":[{{"date":"2026-11-30","metrics":{counts},"breakdown":{{"model_groups":{{{groups}}}}}}}],"metadata":{{"page":1,"total_pages":1,"has_more":false}}}}"#
             )
         };
-        crate::decode::decode::<Page>(page(&group).as_bytes())
-            .ok()
-            .unwrap();
-        assert!(
-            crate::decode::decode::<Page>(page(&format!("{group},{group}")).as_bytes()).is_err()
-        );
+        crate::decode::decode::<Page>(page(&group).as_bytes()).ok().unwrap();
+        assert!(crate::decode::decode::<Page>(page(&format!("{group},{group}")).as_bytes()).is_err());
     }
 }

@@ -29,13 +29,7 @@ fn new_team() -> NewTeam {
 }
 
 fn new_key(key: &str) -> NewKey {
-    NewKey {
-        team_id: "t".to_owned(),
-        alias: "t-1".to_owned(),
-        key: Some(SecretString::from(key)),
-        metadata: Map::new(),
-        blocked: false,
-    }
+    NewKey { team_id: "t".to_owned(), alias: "t-1".to_owned(), key: Some(SecretString::from(key)), metadata: Map::new(), blocked: false }
 }
 
 /// A peer that reads a request, writes these bytes and then closes, or waits when `hold` is set.
@@ -71,16 +65,10 @@ async fn no_connection_is_nothing_sent() {
     let address = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let error = client(&address).create_team(&new_team()).await.unwrap_err();
-    assert!(
-        matches!(error.kind, ErrorKind::Unreachable { .. }),
-        "{error}"
-    );
+    assert!(matches!(error.kind, ErrorKind::Unreachable { .. }), "{error}");
     assert_eq!(error.class(), Class::Transient);
     assert!(!error.may_have_happened());
-    assert!(
-        error.to_string().contains("refused"),
-        "the cause is told: {error}"
-    );
+    assert!(error.to_string().contains("refused"), "the cause is told: {error}");
 }
 
 #[tokio::test]
@@ -99,10 +87,7 @@ async fn a_cut_body_is_no_answer() {
     let error = client(&address).team("t").await.unwrap_err();
     assert!(interrupted(&error), "{error}");
     // A whole message that holds half a value.
-    for body in [
-        r#"{"teams":[],"total":0,"#,
-        r#"{"teams":[],"total":0,"page":1}}"#,
-    ] {
+    for body in [r#"{"teams":[],"total":0,"#, r#"{"teams":[],"total":0,"page":1}}"#] {
         let gateway = Gateway::always(Reply::json(200, body)).await;
         let error = gateway.client().team("t").await.unwrap_err();
         assert!(matches!(error.kind, ErrorKind::Decode { .. }), "{error}");
@@ -114,10 +99,7 @@ async fn a_cut_error_keeps_its_status() {
     let cut = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 500\r\n\r\n{\"error\":";
     let (address, _) = raw(cut, false).await;
     let error = client(&address).team("t").await.unwrap_err();
-    assert_eq!(
-        (error.status(), error.class()),
-        (Some(503), Class::Transient)
-    );
+    assert_eq!((error.status(), error.class()), (Some(503), Class::Transient));
 }
 
 #[tokio::test]
@@ -125,15 +107,8 @@ async fn silence_ends_with_the_time_out() {
     let headers = b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{\"teams\"";
     for answer in [&b""[..], &headers[..]] {
         let (address, _) = raw(answer, true).await;
-        let fast = Settings {
-            timeout: Duration::from_millis(100),
-            ..settings(&address)
-        };
-        let error = Client::new(fast)
-            .unwrap()
-            .create_team(&new_team())
-            .await
-            .unwrap_err();
+        let fast = Settings { timeout: Duration::from_millis(100), ..settings(&address) };
+        let error = Client::new(fast).unwrap().create_team(&new_team()).await.unwrap_err();
         assert!(interrupted(&error), "{error}");
         assert!(error.may_have_happened());
         assert!(error.to_string().contains("timed out"), "{error}");
@@ -147,10 +122,7 @@ async fn redirects_are_not_followed() {
     for status in [301, 302, 303, 307, 308] {
         let gateway = Gateway::always(Reply::json(status, "").header("location", &target)).await;
         let error = gateway.client().create_team(&new_team()).await.unwrap_err();
-        assert!(
-            matches!(error.kind, ErrorKind::Redirected { .. }),
-            "{error}"
-        );
+        assert!(matches!(error.kind, ErrorKind::Redirected { .. }), "{error}");
         assert_eq!(error.class(), Class::Transient);
         assert!(!error.may_have_happened());
         assert!(error.to_string().contains(&elsewhere.address), "{error}");
@@ -158,42 +130,22 @@ async fn redirects_are_not_followed() {
     }
     assert!(elsewhere.seen().is_empty());
     let gateway = Gateway::recorded("trailing").await;
-    assert!(matches!(
-        gateway
-            .client()
-            .create_team(&new_team())
-            .await
-            .unwrap_err()
-            .kind,
-        ErrorKind::Redirected { .. }
-    ));
+    assert!(matches!(gateway.client().create_team(&new_team()).await.unwrap_err().kind, ErrorKind::Redirected { .. }));
 }
 
 #[tokio::test]
 async fn success_is_a_class_and_a_body_is_not_needed_for_a_write() {
-    let bodies = [
-        Reply::json(200, ""),
-        Reply::json(201, "null"),
-        Reply::json(202, "{}"),
-        Reply::text(203, "done"),
-        Reply::json(204, ""),
-    ];
+    let bodies = [Reply::json(200, ""), Reply::json(201, "null"), Reply::json(202, "{}"), Reply::text(203, "done"), Reply::json(204, "")];
     for reply in bodies {
         let status = reply.status;
         let gateway = Gateway::always(reply).await;
         let client = gateway.client();
         client.create_team(&new_team()).await.unwrap();
         client.delete_team("t").await.unwrap();
-        let key = client
-            .generate_key(&new_key("sk-own-0123456789abcdef"))
-            .await
-            .unwrap();
+        let key = client.generate_key(&new_key("sk-own-0123456789abcdef")).await.unwrap();
         assert_eq!(key.hash.len(), 64, "{status}");
         // The gateway's choice of a key is lost without a body.
-        let none = NewKey {
-            key: None,
-            ..new_key("")
-        };
+        let none = NewKey { key: None, ..new_key("") };
         let error = client.generate_key(&none).await.unwrap_err();
         assert!(error.may_have_happened(), "{status}: {error}");
         // So is a list.
@@ -216,22 +168,13 @@ async fn a_credential_is_read_before_every_request() {
     let count = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&count);
     let rotating = Settings {
-        key: Arc::new(move || {
-            Ok(SecretString::from(format!(
-                "sk-number-{}",
-                counter.fetch_add(1, Ordering::SeqCst)
-            )))
-        }),
+        key: Arc::new(move || Ok(SecretString::from(format!("sk-number-{}", counter.fetch_add(1, Ordering::SeqCst))))),
         ..settings(&gateway.address)
     };
     let client = Client::new(rotating).unwrap();
     client.delete_team("a").await.unwrap();
     client.delete_team("b").await.unwrap();
-    let headers: Vec<_> = gateway
-        .seen()
-        .into_iter()
-        .map(|seen| seen.authorization.unwrap())
-        .collect();
+    let headers: Vec<_> = gateway.seen().into_iter().map(|seen| seen.authorization.unwrap()).collect();
     assert_eq!(headers, ["Bearer sk-number-0", "Bearer sk-number-1"]);
 }
 
@@ -245,15 +188,8 @@ async fn a_credential_that_cannot_be_used_is_named_and_not_shown() {
         || Ok(SecretString::from("sk-MARKER\n")),
     ];
     for source in sources {
-        let broken = Settings {
-            key: Arc::new(source),
-            ..settings(&gateway.address)
-        };
-        let error = Client::new(broken)
-            .unwrap()
-            .delete_team("t")
-            .await
-            .unwrap_err();
+        let broken = Settings { key: Arc::new(source), ..settings(&gateway.address) };
+        let error = Client::new(broken).unwrap().delete_team("t").await.unwrap_err();
         assert_eq!(error.class(), Class::Credential);
         assert!(!error.may_have_happened());
         assert!(!error.to_string().contains("MARKER"), "{error}");
@@ -264,28 +200,16 @@ async fn a_credential_that_cannot_be_used_is_named_and_not_shown() {
 #[tokio::test]
 async fn echoed_secrets_are_in_no_error() {
     let own = "sk-MARKER-own-0123456789";
-    let body = format!(
-        r#"{{"error":{{"message":"bad {OUR_KEY} and {own} and sk-MARKER-other-1\nnext","type":"{OUR_KEY}","param":"{own}"}}}}"#
-    );
+    let body =
+        format!(r#"{{"error":{{"message":"bad {OUR_KEY} and {own} and sk-MARKER-other-1\nnext","type":"{OUR_KEY}","param":"{own}"}}}}"#);
     let foreign = format!("<html>{OUR_KEY} {own}</html>");
     let wrong_type = format!(r#"{{"keys":"{OUR_KEY}","total_count":"{own}","current_page":1}}"#);
     let wrong_key = r#"{"key":"sk-MARKER-third-0123456789"}"#.to_owned();
-    for reply in [
-        Reply::json(400, body.as_str()),
-        Reply::text(502, &foreign),
-        Reply::json(200, wrong_type),
-        Reply::json(200, wrong_key),
-    ] {
+    for reply in [Reply::json(400, body.as_str()), Reply::text(502, &foreign), Reply::json(200, wrong_type), Reply::json(200, wrong_key)] {
         let gateway = Gateway::always(reply).await;
         let client = gateway.client();
         let mut texts = Vec::new();
-        for error in [
-            client.generate_key(&new_key(own)).await.err(),
-            client.keys().await.err(),
-        ]
-        .into_iter()
-        .flatten()
-        {
+        for error in [client.generate_key(&new_key(own)).await.err(), client.keys().await.err()].into_iter().flatten() {
             texts.push(format!("{error} {error:?}"));
         }
         assert!(!texts.is_empty());
@@ -299,10 +223,7 @@ async fn echoed_secrets_are_in_no_error() {
 #[tokio::test]
 async fn error_texts_are_short() {
     let long = "x".repeat(100_000);
-    for reply in [
-        Reply::json(400, format!(r#"{{"detail":"{long}"}}"#)),
-        Reply::text(502, &long),
-    ] {
+    for reply in [Reply::json(400, format!(r#"{{"detail":"{long}"}}"#)), Reply::text(502, &long)] {
         let gateway = Gateway::always(reply).await;
         let error = gateway.client().team("t").await.unwrap_err();
         assert!(error.to_string().len() < 700, "{}", error.to_string().len());
@@ -311,55 +232,28 @@ async fn error_texts_are_short() {
 
 #[tokio::test]
 async fn the_wait_the_gateway_asks_for_is_kept() {
-    let reply = Reply::json(
-        429,
-        r#"{"error":{"message":"slow down","type":"throttling_error"}}"#,
-    )
-    .header("retry-after", "60");
+    let reply = Reply::json(429, r#"{"error":{"message":"slow down","type":"throttling_error"}}"#).header("retry-after", "60");
     let gateway = Gateway::always(reply).await;
     let error = gateway.client().team("t").await.unwrap_err();
-    assert_eq!(
-        (error.class(), error.retry_after()),
-        (Class::Transient, Some(Duration::from_secs(60)))
-    );
+    assert_eq!((error.class(), error.retry_after()), (Class::Transient, Some(Duration::from_secs(60))));
     let gateway = Gateway::always(Reply::text(503, "").header("retry-after", "5")).await;
     let error = gateway.client().team("t").await.unwrap_err();
-    assert_eq!(
-        (error.class(), error.retry_after()),
-        (Class::Transient, Some(Duration::from_secs(5)))
-    );
+    assert_eq!((error.class(), error.retry_after()), (Class::Transient, Some(Duration::from_secs(5))));
 }
 
 #[tokio::test]
 async fn a_prefix_in_the_address_stays() {
     let gateway = Gateway::recorded("team-delete").await;
     for prefix in ["/litellm", "/litellm/"] {
-        client(&format!("{}{prefix}", gateway.address))
-            .delete_team("t")
-            .await
-            .unwrap();
+        client(&format!("{}{prefix}", gateway.address)).delete_team("t").await.unwrap();
     }
-    assert!(
-        gateway
-            .seen()
-            .iter()
-            .all(|seen| seen.path == "/litellm/team/delete")
-    );
+    assert!(gateway.seen().iter().all(|seen| seen.path == "/litellm/team/delete"));
 }
 
 /// A list of `names` in pages, as the gateway would give it with this total.
 fn team_page(names: &[String], page: usize, total: usize) -> Reply {
-    let rows: Vec<_> = names
-        .iter()
-        .skip((page - 1) * 100)
-        .take(100)
-        .map(|id| serde_json::json!({"team_id": id}))
-        .collect();
-    Reply::json(
-        200,
-        serde_json::json!({"teams": rows, "total": total, "page": page, "page_size": 100})
-            .to_string(),
-    )
+    let rows: Vec<_> = names.iter().skip((page - 1) * 100).take(100).map(|id| serde_json::json!({"team_id": id})).collect();
+    Reply::json(200, serde_json::json!({"teams": rows, "total": total, "page": page, "page_size": 100}).to_string())
 }
 
 fn names(range: std::ops::Range<usize>) -> Vec<String> {
@@ -373,21 +267,11 @@ fn page_of(seen: &common::Seen) -> usize {
 #[tokio::test]
 async fn all_pages_are_read() {
     for count in [0, 1, 99, 100, 101, 250] {
-        let gateway =
-            Gateway::start(move |seen| team_page(&names(0..count), page_of(seen), count)).await;
+        let gateway = Gateway::start(move |seen| team_page(&names(0..count), page_of(seen), count)).await;
         let teams = gateway.client().teams().await.unwrap();
-        assert_eq!(
-            teams.iter().map(|t| t.team_id.clone()).collect::<Vec<_>>(),
-            names(0..count),
-            "{count}"
-        );
+        assert_eq!(teams.iter().map(|t| t.team_id.clone()).collect::<Vec<_>>(), names(0..count), "{count}");
         assert_eq!(gateway.seen().len(), count.div_ceil(100).max(1), "{count}");
-        assert!(
-            gateway
-                .seen()
-                .iter()
-                .all(|s| s.param("sort_by").as_deref() == Some("team_id"))
-        );
+        assert!(gateway.seen().iter().all(|s| s.param("sort_by").as_deref() == Some("team_id")));
     }
 }
 
@@ -398,34 +282,17 @@ async fn pages_that_do_not_add_up_are_an_error() {
         gateway.client().teams().await.map(|teams| teams.len())
     }
     let all = || names(0..150);
-    let incomplete = |result: Result<usize, Error>| {
-        matches!(result.unwrap_err().kind, ErrorKind::Incomplete { .. })
-    };
+    let incomplete = |result: Result<usize, Error>| matches!(result.unwrap_err().kind, ErrorKind::Incomplete { .. });
     // Fewer rows than the total says, and more.
-    assert!(incomplete(
-        read(move |page| team_page(&all(), page, 151)).await
-    ));
-    assert!(incomplete(
-        read(move |page| team_page(&all(), page, 149)).await
-    ));
-    assert!(incomplete(
-        read(move |page| team_page(&all(), page, 0)).await
-    ));
+    assert!(incomplete(read(move |page| team_page(&all(), page, 151)).await));
+    assert!(incomplete(read(move |page| team_page(&all(), page, 149)).await));
+    assert!(incomplete(read(move |page| team_page(&all(), page, 0)).await));
     // The first page again and again.
     assert!(incomplete(read(move |_| team_page(&all(), 1, 150)).await));
     // The second page empty, as after rights were lost.
-    assert!(incomplete(
-        read(move |page| team_page(&names(0..100), page, 150)).await
-    ));
+    assert!(incomplete(read(move |page| team_page(&names(0..100), page, 150)).await));
     // A row went while reading: the next page starts one too late.
-    assert!(incomplete(
-        read(move |page| if page == 1 {
-            team_page(&all(), 1, 150)
-        } else {
-            team_page(&names(1..150), 2, 149)
-        })
-        .await
-    ));
+    assert!(incomplete(read(move |page| if page == 1 { team_page(&all(), 1, 150) } else { team_page(&names(1..150), 2, 149) }).await));
     // A row came while reading: one is there twice, none is missing.
     let grown = read(move |page| {
         if page == 1 {

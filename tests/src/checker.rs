@@ -30,7 +30,8 @@ pub fn problems(world: &World) -> Vec<String> {
         let id = resource.uuid.simple().to_string();
         let name = format!("resource {} ({})", resource.slug, resource.state);
         let secrets = world.secrets(resource.uuid);
-        let keys: Vec<_> = world.gateway.live_keys(&id).into_iter().filter(|key| key.metadata["managed_by"] == "llm-access-agent").collect();
+        let keys: Vec<_> =
+            world.gateway.live_keys(&id).into_iter().filter(|key| key.metadata["managed_by"] == "llm-access-agent").collect();
         if resource.state != "OK" {
             if teams.get(&id).is_some_and(|team| team.metadata["owner"] == world.owner.as_str()) {
                 problems.push(format!("{name} still has a team"));
@@ -61,7 +62,10 @@ pub fn problems(world: &World) -> Vec<String> {
         let stored: BTreeSet<String> = ["chat", "project"].map(|slot| hash(&world.key(resource.uuid, slot))).into();
         let live: BTreeSet<String> = keys.iter().map(|key| key.hash.clone()).collect();
         if stored.len() != 2 || keys.len() != 2 || stored != live {
-            problems.push(format!("{name}: Secrets hold {stored:?}, the gateway {:?}", keys.iter().map(|k| (&k.alias, &k.hash)).collect::<Vec<_>>()));
+            problems.push(format!(
+                "{name}: Secrets hold {stored:?}, the gateway {:?}",
+                keys.iter().map(|k| (&k.alias, &k.hash)).collect::<Vec<_>>()
+            ));
         }
         let model = team.models.iter().find(|model| *model != "no-default-models");
         if let (Some(model), false) = (model, team.blocked) {
@@ -105,7 +109,10 @@ fn leaks(world: &World) -> Vec<String> {
         .collect();
     let mut problems = Vec::new();
     for call in world.faults.calls() {
-        let body_may = call.peer == Peer::Kube || call.path.contains("/key/generate") || call.path.contains("report_created") || call.path.contains("set_key");
+        let body_may = call.peer == Peer::Kube
+            || call.path.contains("/key/generate")
+            || call.path.contains("report_created")
+            || call.path.contains("set_key");
         for secret in &secrets {
             if call.path.contains(secret.as_str()) || (!body_may && call.body.contains(secret.as_str())) {
                 problems.push(format!("a secret leaked into {} {}", call.method, call.path.split('?').next().unwrap_or_default()));

@@ -26,7 +26,10 @@ pub fn faults() -> Vec<(&'static str, Fault)> {
         ("lost answer", Fault::LoseAnswer),
         ("500 after the effect", status(500, &[("content-type", "application/json")], r#"{"detail":"Internal error"}"#, true)),
         ("502 with HTML", status(502, &[("content-type", "text/html")], "<html><body>Bad Gateway</body></html>", false)),
-        ("429 with Retry-After", status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false)),
+        (
+            "429 with Retry-After",
+            status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false),
+        ),
         ("401", status(401, &[("content-type", "application/json")], r#"{"detail":"Invalid token."}"#, false)),
         ("truncated", Fault::Truncate),
         ("hang before", Fault::Hang { after_effect: false }),
@@ -93,7 +96,9 @@ fn tell<S: Story>(story: &S, fault: Option<(usize, &Fault)>) -> Result<(usize, V
         }
         world.advance(Duration::from_secs(60));
     }
-    let outcome = outcome.map_err(|problem| format!("{problem}: {:?}; last writes {:?}", agent.conditions.all(), world.writes(None).iter().rev().take(4).collect::<Vec<_>>()));
+    let outcome = outcome.map_err(|problem| {
+        format!("{problem}: {:?}; last writes {:?}", agent.conditions.all(), world.writes(None).iter().rev().take(4).collect::<Vec<_>>())
+    });
     process.shutdown_background();
     simulators.shutdown_background();
     outcome
@@ -103,7 +108,8 @@ fn tell<S: Story>(story: &S, fault: Option<(usize, &Fault)>) -> Result<(usize, V
 pub fn everywhere<S: Story>(name: &str, story: &S) {
     let (calls, expected) = tell(story, None).unwrap_or_else(|problem| panic!("{name} without faults: {problem}"));
     assert!(calls > 3, "{name} makes {calls} calls");
-    let runs: Vec<(usize, &'static str, Fault)> = (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
+    let runs: Vec<(usize, &'static str, Fault)> =
+        (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

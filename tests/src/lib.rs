@@ -153,7 +153,10 @@ impl World {
     pub fn config_text_for(&self, offerings: &[Uuid], more: &str) -> String {
         let folder = self.folder.path().display();
         let secrets = match self.store {
-            Store::Kube => format!("{{store: kubernetes, api_url: {}, chat_namespace: {CHAT_NAMESPACE}, key_namespace: {KEY_NAMESPACE}}}", self.kube.url()),
+            Store::Kube => format!(
+                "{{store: kubernetes, api_url: {}, chat_namespace: {CHAT_NAMESPACE}, key_namespace: {KEY_NAMESPACE}}}",
+                self.kube.url()
+            ),
             Store::Directory => format!("{{store: directory, path: {}}}", self.secrets_folder().display()),
         };
         let offerings: String = offerings
@@ -249,7 +252,12 @@ impl World {
     /// Orders that wait for the provider.
     #[must_use]
     pub fn open_orders(&self) -> Vec<Uuid> {
-        self.waldur.orders().iter().filter(|order| matches!(order.state.as_str(), "pending-provider" | "executing")).map(|order| order.uuid).collect()
+        self.waldur
+            .orders()
+            .iter()
+            .filter(|order| matches!(order.state.as_str(), "pending-provider" | "executing"))
+            .map(|order| order.uuid)
+            .collect()
     }
 
     /// A customer orders `models` with a budget of 50.
@@ -285,7 +293,8 @@ impl World {
     #[must_use]
     pub fn key(&self, resource: Uuid, slot: &str) -> String {
         let secrets = self.secrets(resource);
-        let data = secrets.get(slot).unwrap_or_else(|| panic!("no {slot} Secret for {}; there are {:?}", resource.simple(), secrets.keys()));
+        let data =
+            secrets.get(slot).unwrap_or_else(|| panic!("no {slot} Secret for {}; there are {:?}", resource.simple(), secrets.keys()));
         data.get("OPENAI_API_KEY").or_else(|| data.get("OPENAI_API_KEYS")).cloned().unwrap()
     }
 
@@ -337,7 +346,12 @@ fn read_env_files(folder: &Path, resource: &str) -> BTreeMap<String, BTreeMap<St
         if !text.contains(resource) {
             continue;
         }
-        let data = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('=')).map(|(n, v)| (n.to_owned(), v.to_owned())).collect();
+        let data = text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| line.split_once('='))
+            .map(|(n, v)| (n.to_owned(), v.to_owned()))
+            .collect();
         found.insert(slot_of(&name), data);
     }
     found

@@ -30,8 +30,17 @@ async fn patient_with(world: &World, text: &str) -> Agent {
 
 /// `n` resources that customers have, put right by the slow beat.
 async fn living(world: &World, agent: &Agent, n: usize) -> Vec<Uuid> {
-    let resources: Vec<Uuid> =
-        (0..n).map(|i| world.waldur.add_resource(world.offering, &world.project, &format!("llm-{i}"), &["kestrel-8b"], &[("max_budget", "50"), ("tpm_limit", "1000")])).collect();
+    let resources: Vec<Uuid> = (0..n)
+        .map(|i| {
+            world.waldur.add_resource(
+                world.offering,
+                &world.project,
+                &format!("llm-{i}"),
+                &["kestrel-8b"],
+                &[("max_budget", "50"), ("tpm_limit", "1000")],
+            )
+        })
+        .collect();
     world.slow_beat(agent).await;
     world.slow_beat(agent).await;
     world.check();
@@ -302,7 +311,13 @@ async fn c06_both_files_are_replaced_while_twelve_orders_execute() {
             assert!(!states(&world, &orders).contains("erred"), "{at}");
             world.advance(Duration::from_secs(15));
         }
-        assert_eq!(states(&world, &orders), BTreeSet::from(["done".to_owned()]), "{at}: {:?} {:?}", agent.schedule.waiting(), agent.conditions.all());
+        assert_eq!(
+            states(&world, &orders),
+            BTreeSet::from(["done".to_owned()]),
+            "{at}: {:?} {:?}",
+            agent.schedule.waiting(),
+            agent.conditions.all()
+        );
         assert!(agent.conditions.all().is_empty(), "{:?}", agent.conditions.all());
         world.check();
     }
@@ -312,7 +327,12 @@ async fn c06_both_files_are_replaced_while_twelve_orders_execute() {
 async fn c06_a_missing_right_is_named_and_no_order_is_blamed() {
     let cases = [
         (Peer::Waldur, "set_backend_id", r#"{"detail": "You do not have permission to perform this action."}"#, "set_backend_id"),
-        (Peer::LiteLlm, "/team/new", r#"{"error": {"message": "This is only available for LiteLLM Enterprise users", "type": "auth_error", "param": "None", "code": "403"}}"#, "/team/new"),
+        (
+            Peer::LiteLlm,
+            "/team/new",
+            r#"{"error": {"message": "This is only available for LiteLLM Enterprise users", "type": "auth_error", "param": "None", "code": "403"}}"#,
+            "/team/new",
+        ),
     ];
     for (peer, path, body, words) in cases {
         let world = World::new(Profile::Late2026).await;
@@ -369,7 +389,9 @@ async fn c08_an_order_stays_open_where_the_proxy_cannot_clear_its_defaults() {
     world.gateway.set_default_team_params(json!({"max_budget": 100}));
     let agent = agent_with_limits(&world, "{allow_unlimited: true}").await;
     // The proxy says yes and keeps its default.
-    let rule = world.faults.add(Rule::new(Fault::Replace { status: 200, headers: Vec::new(), body: "{}".into() }).peer(Peer::LiteLlm).path("/team/update"));
+    let rule = world
+        .faults
+        .add(Rule::new(Fault::Replace { status: 200, headers: Vec::new(), body: "{}".into() }).peer(Peer::LiteLlm).path("/team/update"));
     let (order, resource) = world.waldur.order(world.offering, &world.project, "free", &["kestrel-8b"], &[]);
     for _ in 0..5 {
         world.beat(&agent).await;
@@ -393,7 +415,9 @@ async fn c08_what_the_gateway_gives_a_key_of_its_own_is_cleared_before_the_order
     for forbid in [false, true] {
         let world = World::new(Profile::Late2026).await;
         world.gateway.forbid_custom_keys(forbid);
-        world.gateway.set_default_key_params(json!({"max_budget": 1.5, "tpm_limit": 10, "rpm_limit": 1, "duration": "30d", "models": ["qwen2.5-0.5b"]}));
+        world.gateway.set_default_key_params(
+            json!({"max_budget": 1.5, "tpm_limit": 10, "rpm_limit": 1, "duration": "30d", "models": ["qwen2.5-0.5b"]}),
+        );
         let agent = patient(&world).await;
         let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
         let key = world.key(resource, "project");
@@ -412,7 +436,10 @@ async fn c08_what_the_gateway_gives_a_key_of_its_own_is_cleared_before_the_order
         world.gateway.edit_key(&llm_access_tests::checker::hash(&key), &json!({"max_budget": 0.01}));
         world.faults.reset_calls();
         world.slow_beat(&agent).await;
-        assert_eq!(bodies(&posts(&world, Peer::LiteLlm, "/key/update")), [json!({"key": llm_access_tests::checker::hash(&key), "max_budget": null})]);
+        assert_eq!(
+            bodies(&posts(&world, Peer::LiteLlm, "/key/update")),
+            [json!({"key": llm_access_tests::checker::hash(&key), "max_budget": null})]
+        );
         world.check();
     }
 }
@@ -463,7 +490,8 @@ async fn c14_a_limit_taken_away_is_an_explicit_null_and_zero_blocks() {
     for profile in PROFILES {
         let world = World::new(profile).await;
         let agent = agent_with_limits(&world, "{allow_unlimited: true}").await;
-        let (order, resource) = world.waldur.order(world.offering, &world.project, "llm", &["kestrel-8b"], &[("max_budget", "50"), ("tpm_limit", "1000")]);
+        let (order, resource) =
+            world.waldur.order(world.offering, &world.project, "llm", &["kestrel-8b"], &[("max_budget", "50"), ("tpm_limit", "1000")]);
         world.beat(&agent).await;
         assert_eq!(world.waldur.order_state(order), "done");
         let change = async |limits: &[(&str, &str)]| {
@@ -645,7 +673,13 @@ async fn ended_at_every_call(profile: Profile, end: End) {
         assert!(late.is_empty(), "{profile:?} {end:?} at call {k}, {} {}: {late:?}", during.method, during.path);
         assert_eq!(world.waldur.order_state(order), state);
         let left = (world.gateway.team(&id(resource)), world.gateway.live_keys(&id(resource)).len(), world.secrets(resource));
-        assert!(left.0.is_none() && left.1 == 0 && left.2.is_empty(), "{profile:?} {end:?} at call {k}, {} {}: {left:?} {:?}", during.method, during.path, agent.conditions.all());
+        assert!(
+            left.0.is_none() && left.1 == 0 && left.2.is_empty(),
+            "{profile:?} {end:?} at call {k}, {} {}: {left:?} {:?}",
+            during.method,
+            during.path,
+            agent.conditions.all()
+        );
         world.faults.clear();
     }
     assert!(world.gateway.team(&id(kept)).is_some());
@@ -734,13 +768,18 @@ async fn c21_an_agent_that_died_before_the_cancel_is_followed_by_one_that_cleans
 /// The new key was stored before it was registered and proven before the old one went.
 fn stored_registered_proven_removed(world: &World, store: Store) {
     let calls = world.faults.calls();
-    let place = |method: &str, peer: Peer, part: &str| calls.iter().position(|call| call.method == method && call.peer == peer && call.path.contains(part));
+    let place = |method: &str, peer: Peer, part: &str| {
+        calls.iter().position(|call| call.method == method && call.peer == peer && call.path.contains(part))
+    };
     let registered = place("POST", Peer::LiteLlm, "/key/generate").expect("registered");
     let proven = place("GET", Peer::LiteLlm, "/v1/models").expect("proven");
     let removed = place("POST", Peer::LiteLlm, "/key/delete").expect("removed");
     assert!(registered < proven && proven < removed, "{calls:?}");
     if store == Store::Kube {
-        let stored = calls.iter().position(|call| call.peer == Peer::Kube && matches!(call.method.as_str(), "POST" | "PATCH" | "PUT")).expect("stored");
+        let stored = calls
+            .iter()
+            .position(|call| call.peer == Peer::Kube && matches!(call.method.as_str(), "POST" | "PATCH" | "PUT"))
+            .expect("stored");
         assert!(stored < registered, "{calls:?}");
     }
 }
@@ -750,7 +789,9 @@ async fn c27_a_secret_that_lost_its_key_gets_a_new_one_and_the_old_key_dies() {
     type Damage = fn(&World, &str, &str);
     let damages: [(&str, Damage); 5] = [
         ("variable missing", |world, namespace, name| {
-            world.kube.edit_as("kubectl-edit", namespace, name, |edit| edit.data.retain(|variable, _| !variable.contains("OPENAI_API_KEY")));
+            world
+                .kube
+                .edit_as("kubectl-edit", namespace, name, |edit| edit.data.retain(|variable, _| !variable.contains("OPENAI_API_KEY")));
         }),
         ("variable empty", |world, namespace, name| {
             world.kube.edit_as("kubectl-edit", namespace, name, |edit| {
@@ -764,7 +805,10 @@ async fn c27_a_secret_that_lost_its_key_gets_a_new_one_and_the_old_key_dies() {
         }),
         ("another key", |world, namespace, name| {
             world.kube.edit_as("kubectl-edit", namespace, name, |edit| {
-                edit.data.iter_mut().filter(|(variable, _)| variable.contains("OPENAI_API_KEY")).for_each(|(_, value)| "sk-chosen-by-an-intruder-0123456789".clone_into(value));
+                edit.data
+                    .iter_mut()
+                    .filter(|(variable, _)| variable.contains("OPENAI_API_KEY"))
+                    .for_each(|(_, value)| "sk-chosen-by-an-intruder-0123456789".clone_into(value));
             });
         }),
         ("deleted", |world, namespace, name| assert!(world.kube.delete(namespace, name))),
@@ -777,7 +821,13 @@ async fn c27_a_secret_that_lost_its_key_gets_a_new_one_and_the_old_key_dies() {
                 let resource = world.sold(&agent, &format!("{what} {slot}"), &["kestrel-8b"]).await;
                 let other = if slot == "chat" { "project" } else { "chat" };
                 let (old, sibling) = (world.key(resource, slot), world.key(resource, other));
-                let name = world.kube.secrets().into_iter().find(|s| s.namespace == namespace && s.labels["llm-access.io/resource"] == id(resource)).unwrap().name;
+                let name = world
+                    .kube
+                    .secrets()
+                    .into_iter()
+                    .find(|s| s.namespace == namespace && s.labels["llm-access.io/resource"] == id(resource))
+                    .unwrap()
+                    .name;
                 damage(&world, namespace, &name);
                 world.faults.reset_calls();
                 world.slow_beat(&agent).await;
@@ -803,7 +853,19 @@ async fn c27_a_damaged_file_gets_a_new_key_and_the_old_one_dies() {
     type Damage = fn(String) -> Option<String>;
     let damages: [(&str, Damage); 3] = [
         ("cut", |text| Some(text[..text.find("OPENAI_API_KEY").unwrap() + 12].to_owned())),
-        ("key emptied", |text| Some(text.lines().map(|line| if line.contains("OPENAI_API_KEY") { format!("{}=\n", line.split('=').next().unwrap()) } else { format!("{line}\n") }).collect())),
+        ("key emptied", |text| {
+            Some(
+                text.lines()
+                    .map(|line| {
+                        if line.contains("OPENAI_API_KEY") {
+                            format!("{}=\n", line.split('=').next().unwrap())
+                        } else {
+                            format!("{line}\n")
+                        }
+                    })
+                    .collect(),
+            )
+        }),
         ("deleted", |_| None),
     ];
     for (what, damage) in damages {
@@ -833,7 +895,9 @@ async fn c27_a_damaged_file_gets_a_new_key_and_the_old_one_dies() {
 
 #[tokio::test]
 async fn c27_a_key_that_one_of_two_variables_still_holds_is_kept() {
-    for (variable, value) in [("OPENAI_API_KEYS", None), ("OPENAI_API_KEYS", Some("")), ("RAG_OPENAI_API_KEY", None), ("RAG_OPENAI_API_KEY", Some("sk-other"))] {
+    for (variable, value) in
+        [("OPENAI_API_KEYS", None), ("OPENAI_API_KEYS", Some("")), ("RAG_OPENAI_API_KEY", None), ("RAG_OPENAI_API_KEY", Some("sk-other"))]
+    {
         let world = World::new(Profile::Late2026).await;
         let agent = patient(&world).await;
         let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
@@ -866,7 +930,11 @@ async fn c27_an_emptied_file_has_lost_our_mark_and_is_named() {
     let world = World::with_store(Profile::Late2026, Store::Directory).await;
     let agent = patient(&world).await;
     let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
-    let path = fs::read_dir(world.secrets_folder()).unwrap().map(|entry| entry.unwrap().path()).find(|path| path.to_str().unwrap().contains("llm-key-")).unwrap();
+    let path = fs::read_dir(world.secrets_folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_str().unwrap().contains("llm-key-"))
+        .unwrap();
     fs::write(&path, "").unwrap();
     world.slow_beat(&agent).await;
     assert_eq!(fs::read_to_string(&path).unwrap(), "");
@@ -938,13 +1006,17 @@ impl Write for Log {
 async fn c29_a_peer_that_echoes_a_key_leaks_it_nowhere() {
     let log = Log::default();
     let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false).with_writer(move || writer.clone()).finish();
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false).with_writer(move || writer.clone()).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let metrics = llm_access_agent::telemetry::metrics().unwrap();
     let world = World::new(Profile::Late2026).await;
     let agent = patient(&world).await;
     let echo = |status| {
-        Fault::status(status, r#"{"error": {"message": "Invalid key sk-MARKER-1 given, Key=sk-MARKER-1.", "type": "bad_request_error", "param": "sk-MARKER-1", "code": "400"}}"#)
+        Fault::status(
+            status,
+            r#"{"error": {"message": "Invalid key sk-MARKER-1 given, Key=sk-MARKER-1.", "type": "bad_request_error", "param": "sk-MARKER-1", "code": "400"}}"#,
+        )
     };
     let mut secrets = vec!["sk-MARKER".to_owned(), world.waldur.agent_token(), world.gateway.master_key()];
     let mut said = String::new();
@@ -953,7 +1025,18 @@ async fn c29_a_peer_that_echoes_a_key_leaks_it_nowhere() {
         said.push_str(&format!("{:?} {:?}", agent.conditions.all(), agent.schedule.waiting()));
     };
     // A refusal with the key in it, until the order is given up.
-    for (n, (path, fault)) in [("/key/generate", echo(400)), ("/key/generate", echo(422)), ("/team/new", echo(500)), ("/v1/models", echo(401)), ("/team/info", echo(403)), ("/key/", Fault::Refuse), ("/team/", Fault::Truncate)].into_iter().enumerate() {
+    for (n, (path, fault)) in [
+        ("/key/generate", echo(400)),
+        ("/key/generate", echo(422)),
+        ("/team/new", echo(500)),
+        ("/v1/models", echo(401)),
+        ("/team/info", echo(403)),
+        ("/key/", Fault::Refuse),
+        ("/team/", Fault::Truncate),
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let rule = world.faults.add(Rule::new(fault).peer(Peer::LiteLlm).path(path));
         let (_, resource) = world.order(&format!("llm-{n}"), &["kestrel-8b"]);
         for _ in 0..4 {
@@ -962,7 +1045,12 @@ async fn c29_a_peer_that_echoes_a_key_leaks_it_nowhere() {
             note(&agent);
             world.advance(5 * MINUTE);
         }
-        secrets.extend(world.secrets(resource).into_values().flat_map(|data| data.into_iter().filter(|(name, _)| name.starts_with("OPENAI_API_KEY")).map(|(_, key)| key)));
+        secrets.extend(
+            world
+                .secrets(resource)
+                .into_values()
+                .flat_map(|data| data.into_iter().filter(|(name, _)| name.starts_with("OPENAI_API_KEY")).map(|(_, key)| key)),
+        );
         world.faults.remove(rule);
         for _ in 0..8 {
             world.advance(15 * MINUTE);
@@ -976,7 +1064,8 @@ async fn c29_a_peer_that_echoes_a_key_leaks_it_nowhere() {
     for order in world.waldur.orders() {
         said.push_str(&format!("{order:?}"));
     }
-    let resources: Vec<_> = world.waldur.resources().into_iter().map(|resource| (resource.report, resource.backend_metadata, resource.error_message)).collect();
+    let resources: Vec<_> =
+        world.waldur.resources().into_iter().map(|resource| (resource.report, resource.backend_metadata, resource.error_message)).collect();
     said.push_str(&format!("{resources:?} {agent:?}", agent = agent.config));
     said.push_str(&metrics.render());
     let log = log.text();
@@ -999,13 +1088,15 @@ async fn c29_a_peer_that_echoes_a_key_leaks_it_nowhere() {
 
 #[tokio::test]
 async fn c31_a_write_succeeds_by_the_class_of_its_status() {
-    let answers = [("", "application/json"), ("null", "application/json"), (r#"{"status": "ok"}"#, "application/json"), ("done", "text/plain")];
+    let answers =
+        [("", "application/json"), ("null", "application/json"), (r#"{"status": "ok"}"#, "application/json"), ("done", "text/plain")];
     for status in [200, 201, 202, 204] {
         for (body, kind) in answers {
             let world = World::new(Profile::Late2026).await;
             let agent = patient(&world).await;
             for peer in [Peer::Waldur, Peer::LiteLlm] {
-                let fault = Fault::Status { status, headers: vec![("content-type".into(), kind.into())], body: body.into(), after_effect: true };
+                let fault =
+                    Fault::Status { status, headers: vec![("content-type".into(), kind.into())], body: body.into(), after_effect: true };
                 world.faults.add(Rule::new(fault).peer(peer).method("POST"));
             }
             let (order, resource) = world.order("llm", &["kestrel-8b"]);
@@ -1029,10 +1120,16 @@ async fn c31_a_write_succeeds_by_the_class_of_its_status() {
 #[tokio::test]
 async fn c31_several_results_in_one_and_redirects_are_no_success() {
     for status in [207, 301, 302, 307] {
-        for (peer, path) in [(Peer::LiteLlm, "/team/new"), (Peer::LiteLlm, "/key/generate"), (Peer::Waldur, "set_state_done"), (Peer::Waldur, "set_backend_id")] {
+        for (peer, path) in [
+            (Peer::LiteLlm, "/team/new"),
+            (Peer::LiteLlm, "/key/generate"),
+            (Peer::Waldur, "set_state_done"),
+            (Peer::Waldur, "set_backend_id"),
+        ] {
             let world = World::new(Profile::Late2026).await;
             let agent = patient(&world).await;
-            let fault = Fault::Replace { status, headers: vec![("location".into(), "https://elsewhere.example.org/".into())], body: "{}".into() };
+            let fault =
+                Fault::Replace { status, headers: vec![("location".into(), "https://elsewhere.example.org/".into())], body: "{}".into() };
             let rule = world.faults.add(Rule::new(fault).peer(peer).path(path));
             let (order, _) = world.order("llm", &["kestrel-8b"]);
             for _ in 0..3 {
@@ -1078,7 +1175,8 @@ async fn c34_a_redirected_post_is_a_plain_mistake_of_the_configuration() {
     let world = World::new(Profile::Y2024).await;
     let agent = patient(&world).await;
     let (order, _) = world.order("llm", &["kestrel-8b"]);
-    let fault = Fault::Replace { status: 301, headers: vec![("Location".into(), "https://waldur.example.org/api/".into())], body: String::new() };
+    let fault =
+        Fault::Replace { status: 301, headers: vec![("Location".into(), "https://waldur.example.org/api/".into())], body: String::new() };
     let rule = world.faults.add(Rule::new(fault).peer(Peer::Waldur).method("POST"));
     world.beat(&agent).await;
     let message = condition(&agent, "waldur-unreachable").expect("a condition");
@@ -1107,7 +1205,10 @@ async fn c46_a_foreign_team_under_our_id_is_left_alone_until_an_operator_adopts_
         assert_eq!(world.writes(Some(Peer::LiteLlm)), none());
         assert_eq!(world.writes(Some(Peer::Kube)), none());
         let message = condition(&agent, "foreign-team").expect("a condition");
-        assert!(message.contains(&format!("team {} exists and is not managed by this agent", id(resource))) && message.contains("adopt"), "{message}");
+        assert!(
+            message.contains(&format!("team {} exists and is not managed by this agent", id(resource))) && message.contains("adopt"),
+            "{message}"
+        );
 
         llm_access_agent::cli::commands::adopt(&agent, resource).await.unwrap();
         world.advance(30 * MINUTE);
@@ -1127,7 +1228,10 @@ async fn c46_a_foreign_team_outlives_the_order_that_met_it() {
         let world = World::new(profile).await;
         let agent = patient(&world).await;
         let (order, resource) = world.order("llm", &["kestrel-8b"]);
-        world.gateway.add_foreign_team(&id(resource), &json!({"team_alias": "llm", "metadata": {"managed_by": "llm-access-agent", "owner": "daedalus", "resource": id(resource)}}));
+        world.gateway.add_foreign_team(
+            &id(resource),
+            &json!({"team_alias": "llm", "metadata": {"managed_by": "llm-access-agent", "owner": "daedalus", "resource": id(resource)}}),
+        );
         world.gateway.add_foreign_key(&id(resource), "theirs");
         let theirs = world.gateway.team(&id(resource)).unwrap();
         world.beat(&agent).await;
@@ -1164,13 +1268,19 @@ async fn c46_a_team_of_the_same_name_is_no_obstacle_and_a_foreign_backend_id_is(
 
 #[tokio::test]
 async fn c46_an_existence_check_that_fails_neither_creates_nor_adopts() {
-    for (status, body) in [(503, r#"{"error": {"message": "DB not connected", "type": "no_db_connection", "param": "None", "code": "503"}}"#), (404, r#"{"detail": {"error": "Team not found, passed team id: x."}}"#), (200, r#"{"teams": [], "total": 1, "page": 1, "page_size": 10, "total_pages": 1}"#)] {
+    for (status, body) in [
+        (503, r#"{"error": {"message": "DB not connected", "type": "no_db_connection", "param": "None", "code": "503"}}"#),
+        (404, r#"{"detail": {"error": "Team not found, passed team id: x."}}"#),
+        (200, r#"{"teams": [], "total": 1, "page": 1, "page_size": 10, "total_pages": 1}"#),
+    ] {
         let world = World::new(Profile::Late2026).await;
         let agent = patient(&world).await;
         let (order, resource) = world.order("llm", &["kestrel-8b"]);
         world.gateway.add_foreign_team(&id(resource), &json!({"team_alias": "llm", "metadata": {"by": "hand"}}));
         let theirs = world.gateway.team(&id(resource)).unwrap();
-        let rule = world.faults.add(Rule::new(Fault::Replace { status, headers: Vec::new(), body: body.into() }).peer(Peer::LiteLlm).path("/v2/team/list"));
+        let rule = world
+            .faults
+            .add(Rule::new(Fault::Replace { status, headers: Vec::new(), body: body.into() }).peer(Peer::LiteLlm).path("/v2/team/list"));
         for _ in 0..5 {
             world.beat(&agent).await;
             world.slow_beat(&agent).await;

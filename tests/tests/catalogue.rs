@@ -13,7 +13,8 @@ use serde_json::Value;
 
 /// Runs `catalogue validate` where there is neither a configuration nor a peer: exit code, standard output, standard error.
 fn validate(arguments: &[&str]) -> (i32, String, String) {
-    let done = Command::new(env!("CARGO_BIN_EXE_agent-under-test")).args(["catalogue", "validate"]).args(arguments).env_clear().output().unwrap();
+    let done =
+        Command::new(env!("CARGO_BIN_EXE_agent-under-test")).args(["catalogue", "validate"]).args(arguments).env_clear().output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (done.status.code().unwrap(), text(&done.stdout), text(&done.stderr))
 }
@@ -46,7 +47,10 @@ fn good_files_are_summed_up_and_exit_with_0() {
     let (code, out, _) = validate(&["--json", &files[3]]);
     assert_eq!(code, 0);
     let report: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((&report[0]["valid"], &report[0]["models"][3]["output_cost_per_token"]), (&Value::Bool(true), &Value::String("0.00000085".into())));
+    assert_eq!(
+        (&report[0]["valid"], &report[0]["models"][3]["output_cost_per_token"]),
+        (&Value::Bool(true), &Value::String("0.00000085".into()))
+    );
 }
 
 #[test]
@@ -72,7 +76,15 @@ fn every_problem_is_told_with_line_and_column_and_exits_with_2() {
     );
     let (code, out, err) = validate(&[&file]);
     assert_eq!(code, 2, "{out}{err}");
-    for place in [":4:20: inference.models[0].served_name: holds a template", ":6:7: inference.models[1].orderable: is missing", ":8:50: inference.models[1].litellm_model_info", ":10:20: inference.models[2].served_name: is all-team-models", ":12:21: inference.models[2].gpu_per_node", ":13:", ":14:"] {
+    for place in [
+        ":4:20: inference.models[0].served_name: holds a template",
+        ":6:7: inference.models[1].orderable: is missing",
+        ":8:50: inference.models[1].litellm_model_info",
+        ":10:20: inference.models[2].served_name: is all-team-models",
+        ":12:21: inference.models[2].gpu_per_node",
+        ":13:",
+        ":14:",
+    ] {
         assert!(out.contains(place), "{place} in\n{out}");
     }
     let (code, out, _) = validate(&["--json", &file, &sample("policy.yml")]);
@@ -101,7 +113,14 @@ fn templates_that_nobody_filled_in_are_named() {
 #[test]
 fn prices_are_exact_and_what_waldur_cannot_hold_is_refused_with_the_value() {
     let folder = tempfile::tempdir().unwrap();
-    let with = |price: &str| written(folder.path(), &format!("inference_models:\n  - {{name: a, served_name: a, litellm_model_info: {{input_cost_per_token: {price}, output_cost_per_token: 1.0e-13}}}}\n"));
+    let with = |price: &str| {
+        written(
+            folder.path(),
+            &format!(
+                "inference_models:\n  - {{name: a, served_name: a, litellm_model_info: {{input_cost_per_token: {price}, output_cost_per_token: 1.0e-13}}}}\n"
+            ),
+        )
+    };
     for exact in ["5e-7", "0.0000005", "1e-13", "\"1e-13\"", "0", "0.0"] {
         let (code, out, _) = validate(&[&with(exact)]);
         assert_eq!(code, 0, "{exact}: {out}");
@@ -158,7 +177,9 @@ async fn a_mounted_catalogue_is_followed_when_its_folder_is_exchanged() {
     version("..1", &text(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]));
     symlink("..1", mount.join("..data")).unwrap();
     symlink("..data/inference.yml", mount.join("inference.yml")).unwrap();
-    let config = world.config_text("").replace(&world.path("catalogue.yml").display().to_string(), &mount.join("inference.yml").display().to_string());
+    let config = world
+        .config_text("")
+        .replace(&world.path("catalogue.yml").display().to_string(), &mount.join("inference.yml").display().to_string());
     let agent = llm_access_agent::agent::Agent::new(world.parse(&config), world.clock.clone()).await.unwrap();
     agent.offering_beat().await;
     assert!(!world.waldur.models(world.offering).contains(&"m4".to_owned()));

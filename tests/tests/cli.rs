@@ -68,11 +68,7 @@ fn program() -> Command {
 
 async fn ends(mut command: Command) -> Said {
     let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("the command ends").unwrap();
-    Said {
-        status: output.status,
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
+    Said { status: output.status, out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
 }
 
 /// Runs one command with a configuration.
@@ -106,7 +102,15 @@ impl Daemon {
     fn start_with(world: &World, config: &str, args: &[&str]) -> Self {
         let config = world.write("daemon.yml", config);
         let log = world.path(&format!("agent-{}.log", fs::read_dir(config.parent().unwrap()).unwrap().count()));
-        let child = program().arg("--config").arg(config).arg("run").args(args).stderr(fs::File::create(&log).unwrap()).stdout(Stdio::null()).spawn().unwrap();
+        let child = program()
+            .arg("--config")
+            .arg(config)
+            .arg("run")
+            .args(args)
+            .stderr(fs::File::create(&log).unwrap())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         let pid = child.id().unwrap();
         Self { child, pid, log }
     }
@@ -126,7 +130,10 @@ impl Daemon {
     }
 
     async fn end(&mut self) -> ExitStatus {
-        let status = tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap_or_else(|_| panic!("the agent does not end:\n{}", self.log())).unwrap();
+        let status = tokio::time::timeout(PATIENCE, self.child.wait())
+            .await
+            .unwrap_or_else(|_| panic!("the agent does not end:\n{}", self.log()))
+            .unwrap();
         assert!(!self.log().contains("panicked"), "{}", self.log());
         status
     }
@@ -159,9 +166,24 @@ async fn check_finds_nothing_wrong_in_a_good_world() {
         for store in [Store::Kube, Store::Directory] {
             let world = World::in_real_time(profile, store).await;
             let config = world.write("config.yml", &world.config_text(""));
-            let said = with_config(&config, &["check"]).await.exits(0).tells(&["waldur: http", "CUSTOMER.OWNER", "database connected", "all 4 models", " 0 warnings, 0 failed"]);
+            let said = with_config(&config, &["check"]).await.exits(0).tells(&[
+                "waldur: http",
+                "CUSTOMER.OWNER",
+                "database connected",
+                "all 4 models",
+                " 0 warnings, 0 failed",
+            ]);
             assert!(said.err.is_empty(), "{said}");
-            assert_eq!(world.writes(None).iter().filter(|write| !write.contains("selfsubjectaccessreviews") && !write.contains("dryRun=All")).count(), 0, "{:?}", world.writes(None));
+            assert_eq!(
+                world
+                    .writes(None)
+                    .iter()
+                    .filter(|write| !write.contains("selfsubjectaccessreviews") && !write.contains("dryRun=All"))
+                    .count(),
+                0,
+                "{:?}",
+                world.writes(None)
+            );
             world.check();
         }
     }
@@ -213,7 +235,9 @@ const MISTAKES: &[Mistake] = &[
         name: "the web site instead of the API",
         make: |world| {
             let headers = vec![("content-type".to_owned(), "text/html".to_owned())];
-            world.faults.add(Rule::new(Fault::Replace { status: 200, headers, body: "<!doctype html><title>Waldur</title>".into() }).peer(Peer::Waldur));
+            world.faults.add(
+                Rule::new(Fault::Replace { status: 200, headers, body: "<!doctype html><title>Waldur</title>".into() }).peer(Peer::Waldur),
+            );
             world.config_text(FAST)
         },
         words: &["FAIL  waldur", "waldur.api_url must end in /api/"],
@@ -348,7 +372,11 @@ async fn check_warns_of_components_that_are_missing() {
     for kind in ["input_tokens", "output_tokens", "spend", "rpm_limit"] {
         world.waldur.drop_component(world.offering, kind);
     }
-    let said = agent(&world, &["check"]).await.exits(0).tells(&["warn  configuration: terminate.drain", "no component rpm_limit", "no usage component for kestrel-8b, heron-70b"]);
+    let said = agent(&world, &["check"]).await.exits(0).tells(&[
+        "warn  configuration: terminate.drain",
+        "no component rpm_limit",
+        "no usage component for kestrel-8b, heron-70b",
+    ]);
     assert!(said.out.lines().last().unwrap().contains("3 warnings, 0 failed"), "{said}");
 }
 
@@ -385,7 +413,13 @@ async fn run_waits_for_peers_that_are_down_and_says_so_once_per_change() {
 
     let clock = SimClock::real();
     let listen = |port: u16| Some((Ipv4Addr::LOCALHOST, port).into());
-    let waldur = Waldur::start(waldur::Options { profile: Profile::Late2026, clock: clock.clone(), faults: Faults::new(), listen: listen(waldur_port) }).await;
+    let waldur = Waldur::start(waldur::Options {
+        profile: Profile::Late2026,
+        clock: clock.clone(),
+        faults: Faults::new(),
+        listen: listen(waldur_port),
+    })
+    .await;
     waldur.set_public_url(waldur.url().as_str());
     assert_eq!(waldur.add_offering("Shared LLM access"), world.offering);
     waldur.set_models(world.offering, &["kestrel-8b"]);
@@ -511,7 +545,12 @@ async fn a_reader_that_goes_away_ends_neither_the_agent_nor_a_command() {
     }
     for args in [&["status"][..], &["check"], &["plan"], &["--help"]] {
         let mut command = program();
-        command.arg("--config").arg(world.write("config.yml", &world.config_text(FAST))).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .arg("--config")
+            .arg(world.write("config.yml", &world.config_text(FAST)))
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         drop(child.stdout.take());
         let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await.unwrap().unwrap();
@@ -539,7 +578,14 @@ async fn a_full_disk_under_the_output_is_said() {
     let served = world.agent().await;
     world.sold(&served, "seabird-llm", &["kestrel-8b"]).await;
     let Ok(full) = fs::OpenOptions::new().write(true).open("/dev/full") else { return };
-    let mut child = program().arg("--config").arg(world.write("config.yml", &world.config_text(FAST))).arg("status").stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = program()
+        .arg("--config")
+        .arg(world.write("config.yml", &world.config_text(FAST)))
+        .arg("status")
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut err = String::new();
     tokio::io::AsyncReadExt::read_to_string(child.stderr.as_mut().unwrap(), &mut err).await.unwrap();
     assert_eq!(child.wait().await.unwrap().code(), Some(1), "{err}");
@@ -561,7 +607,12 @@ async fn plan_prints_what_the_next_pass_would_do_and_changes_nothing() {
         let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
         let id = hex(resource);
         world.faults.reset_calls();
-        agent(&world, &["plan"]).await.exits(0).tells(&[&format!("order {} (Create of resource {id}", hex(order)), "approve it", "store a new project key", "set the order to done"]);
+        agent(&world, &["plan"]).await.exits(0).tells(&[
+            &format!("order {} (Create of resource {id}", hex(order)),
+            "approve it",
+            "store a new project key",
+            "set the order to done",
+        ]);
         assert!(world.writes(None).is_empty() && world.secrets(resource).is_empty(), "{:?}", world.writes(None));
         assert_eq!(world.waldur.order_state(order), "pending-provider");
 
@@ -574,7 +625,8 @@ async fn plan_prints_what_the_next_pass_would_do_and_changes_nothing() {
         agent(&world, &["plan"]).await.exits(0).tells(&[&format!("resource {id}"), "rpm_limit → 600"]);
         let change = world.waldur.update_limits(resource, &[("max_budget", "80")]);
         agent(&world, &["plan"]).await.exits(0).tells(&[&format!("order {}", hex(change)), "max_budget → 80"]);
-        let greedy = world.waldur.order(world.offering, &world.project, "greedy", &["kestrel-8b"], &[("max_budget", "50"), ("tpm_limit", "0")]).0;
+        let greedy =
+            world.waldur.order(world.offering, &world.project, "greedy", &["kestrel-8b"], &[("max_budget", "50"), ("tpm_limit", "0")]).0;
         agent(&world, &["plan"]).await.exits(0).tells(&[&format!("order {}", hex(greedy)), "reject it", "tpm_limit is 0"]);
         world.run_to_rest(&served, 5).await;
         world.slow_beat(&served).await;
@@ -597,7 +649,14 @@ async fn status_shows_every_resource_to_people_and_programs() {
     world.slow_beat(&served).await;
     fs::remove_file(world.secrets_folder().join(list(&world, first).remove(0))).unwrap();
     let said = agent(&world, &["status"]).await.exits(0);
-    let row = |resource: Uuid| said.out.lines().find(|line| line.starts_with(&hex(resource))).unwrap_or_else(|| panic!("{said}")).split_whitespace().collect::<Vec<_>>();
+    let row = |resource: Uuid| {
+        said.out
+            .lines()
+            .find(|line| line.starts_with(&hex(resource)))
+            .unwrap_or_else(|| panic!("{said}"))
+            .split_whitespace()
+            .collect::<Vec<_>>()
+    };
     assert!(said.out.starts_with("RESOURCE"), "{said}");
     assert_eq!(row(first)[2..6], ["OK", "active", "2", "missing"], "{said}");
     assert_eq!(row(second)[2..7], ["OK", "blocked", "2", "ready", "ready"], "{said}");
@@ -606,7 +665,10 @@ async fn status_shows_every_resource_to_people_and_programs() {
     let seen: Value = serde_json::from_str(&said.out).unwrap();
     let resources = seen["resources"].as_array().unwrap();
     let of = |resource: Uuid| resources.iter().find(|r| r["resource"] == hex(resource)).unwrap();
-    assert_eq!((&of(first)["project_secret"], &of(first)["team"], &of(first)["max_budget"]), (&json!("missing"), &json!("active"), &json!("50")));
+    assert_eq!(
+        (&of(first)["project_secret"], &of(first)["team"], &of(first)["max_budget"]),
+        (&json!("missing"), &json!("active"), &json!("50"))
+    );
     assert_eq!(of(second)["team"], "blocked");
     assert!(!said.out.contains("sk-"));
 }
@@ -614,7 +676,11 @@ async fn status_shows_every_resource_to_people_and_programs() {
 /// The Secrets of a resource, the project's first.
 fn list(world: &World, resource: Uuid) -> Vec<String> {
     let mark: String = hex(resource).chars().take(8).collect();
-    let mut names: Vec<String> = fs::read_dir(world.secrets_folder()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).filter(|name| name.ends_with(&format!("-{mark}.env"))).collect();
+    let mut names: Vec<String> = fs::read_dir(world.secrets_folder())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(&format!("-{mark}.env")))
+        .collect();
     names.sort();
     names
 }
@@ -722,7 +788,10 @@ async fn adopt_takes_over_a_team_that_nobody_owns_and_no_other() {
     world.check();
 
     let (_, other) = world.order("other-llm", &["kestrel-8b"]);
-    world.gateway.add_foreign_team(&hex(other), &json!({"metadata": {"managed_by": "llm-access-agent", "owner": "daedalus", "resource": hex(other)}}));
+    world.gateway.add_foreign_team(
+        &hex(other),
+        &json!({"metadata": {"managed_by": "llm-access-agent", "owner": "daedalus", "resource": hex(other)}}),
+    );
     world.faults.reset_calls();
     agent(&world, &["adopt", &hex(other)]).await.exits(2).tells(&["daedalus", "stop that agent"]);
     assert!(world.writes(None).is_empty());
@@ -794,5 +863,10 @@ async fn every_command_explains_itself() {
 fn commands_of(help: &str) -> Vec<String> {
     let listed = help.split_once("Commands:\n").map(|(_, rest)| rest).unwrap_or_default();
     let lines = listed.lines().take_while(|line| !line.trim().is_empty());
-    lines.filter(|line| line.starts_with("  ") && !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").map(ToOwned::to_owned).collect()
+    lines
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .map(ToOwned::to_owned)
+        .collect()
 }

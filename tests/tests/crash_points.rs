@@ -4,8 +4,8 @@
 //! with all its tasks and sockets, and a fresh agent that knows nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use llm_access_agent::agent::Agent;
@@ -35,7 +35,10 @@ fn faults() -> Vec<(&'static str, Fault)> {
         ("lost answer", Fault::LoseAnswer),
         ("500 after the effect", status(500, &[("content-type", "application/json")], r#"{"detail":"Internal error"}"#, true)),
         ("502 with HTML", status(502, &[("content-type", "text/html")], "<html><body>Bad Gateway</body></html>", false)),
-        ("429 with Retry-After", status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false)),
+        (
+            "429 with Retry-After",
+            status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false),
+        ),
         ("401", status(401, &[("content-type", "application/json")], r#"{"detail":"Invalid token."}"#, false)),
         ("truncated", Fault::Truncate),
         ("hang before", Fault::Hang { after_effect: false }),
@@ -205,7 +208,8 @@ fn learn(story: Story, profile: Profile, store: Store, mint: bool) -> usize {
 fn crash_everywhere(story: Story, profile: Profile, store: Store, mint: bool) {
     let calls = learn(story, profile, store, mint);
     assert!(calls > 3, "{story:?} makes {calls} calls");
-    let runs: Vec<(usize, &'static str, Fault)> = (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
+    let runs: Vec<(usize, &'static str, Fault)> =
+        (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -217,7 +221,14 @@ fn crash_everywhere(story: Story, profile: Profile, store: Store, mint: bool) {
                     run.begin(story);
                     let outcome = run.to_rest(story).and_then(|()| run.verify(story));
                     if let Err(problem) = outcome {
-                        let call = run.world.faults.calls().into_iter().find(|call| call.fault).map(|c| format!("{} {}", c.method, c.path)).unwrap_or_default();
+                        let call = run
+                            .world
+                            .faults
+                            .calls()
+                            .into_iter()
+                            .find(|call| call.fault)
+                            .map(|c| format!("{} {}", c.method, c.path))
+                            .unwrap_or_default();
                         failures.lock().unwrap().push(format!("{name} at call {k} ({call}): {problem}"));
                     }
                     run.simulators.shutdown_background();
@@ -226,7 +237,13 @@ fn crash_everywhere(story: Story, profile: Profile, store: Store, mint: bool) {
         }
     });
     let failures = failures.into_inner().unwrap();
-    assert!(failures.is_empty(), "{story:?} on {profile:?} ({store:?}, mint {mint}): {} of {} runs failed:\n{}", failures.len(), runs.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{story:?} on {profile:?} ({store:?}, mint {mint}): {} of {} runs failed:\n{}",
+        failures.len(),
+        runs.len(),
+        failures.join("\n")
+    );
 }
 
 macro_rules! crash {

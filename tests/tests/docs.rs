@@ -54,7 +54,10 @@ fn conditions() -> BTreeSet<String> {
             names.insert(literal(any.unwrap_or_else(|| panic!("where is {name}?")).1).unwrap().to_owned());
         }
         for function in ["condition", "failing", "refused", "unreachable"] {
-            for (_, rest) in places(file, &format!("fn {function}(self) -> &'static str {{")).into_iter().chain(places(file, &format!("fn {function}(&self) -> &'static str {{"))) {
+            for (_, rest) in places(file, &format!("fn {function}(self) -> &'static str {{"))
+                .into_iter()
+                .chain(places(file, &format!("fn {function}(&self) -> &'static str {{")))
+            {
                 let body = rest.split("\n    }\n").next().unwrap();
                 names.extend(body.split("=> ").skip(1).filter_map(literal).map(ToOwned::to_owned));
             }
@@ -88,7 +91,12 @@ fn every_link_between_the_documents_leads_somewhere() {
     let mut seen = 0;
     for page in pages {
         let text = fs::read_to_string(&page).unwrap();
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).filter(|link| !link.contains("://") && !link.starts_with('#')) {
+        for link in text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+            .filter(|link| !link.contains("://") && !link.starts_with('#'))
+        {
             seen += 1;
             let file = link.split('#').next().unwrap();
             assert!(page.parent().unwrap().join(file).exists(), "{}: {link}", page.display());
@@ -104,7 +112,8 @@ fn every_test_that_the_invariants_name_is_there() {
     for name in text.split('`').skip(1).step_by(2) {
         let Some((file, test)) = name.split_once("::") else { continue };
         named += 1;
-        let source = fs::read_to_string(root().join("tests/tests").join(format!("{file}.rs"))).unwrap_or_else(|_| panic!("{name}: no such file"));
+        let source =
+            fs::read_to_string(root().join("tests/tests").join(format!("{file}.rs"))).unwrap_or_else(|_| panic!("{name}: no such file"));
         let start = format!("fn {}", test.trim_end_matches(['…', '*']));
         assert!(source.contains(&start), "{name}");
     }

@@ -185,7 +185,11 @@ async fn an_end_is_never_erred() {
                 world.advance(HOUR);
                 assert_eq!(world.waldur.order_state(order), "executing", "{profile:?} {path}");
             }
-            assert!(agent.schedule.waiting().iter().any(|(waiting, _, why)| *waiting == order && why.contains("400")), "{:?}", agent.schedule.waiting());
+            assert!(
+                agent.schedule.waiting().iter().any(|(waiting, _, why)| *waiting == order && why.contains("400")),
+                "{:?}",
+                agent.schedule.waiting()
+            );
             world.faults.remove(rule);
             for _ in 0..4 {
                 world.beat(&agent).await;
@@ -281,14 +285,20 @@ async fn an_order_of_an_unknown_type_is_left_to_people() {
     let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
     let order = world.waldur.update_limits(resource, &[("max_budget", "80")]);
     // A server of tomorrow knows a type that we do not.
-    let url = world.waldur.api_url().join(&format!("marketplace-orders/?offering_uuid={}&state=pending-provider", world.offering.simple())).unwrap();
+    let url = world
+        .waldur
+        .api_url()
+        .join(&format!("marketplace-orders/?offering_uuid={}&state=pending-provider", world.offering.simple()))
+        .unwrap();
     let http = reqwest::Client::builder().build().unwrap();
     let list = http.get(url).header("Authorization", format!("Token {}", world.waldur.agent_token())).send().await.unwrap();
     let mut rows: Value = serde_json::from_str(&list.text().await.unwrap()).unwrap();
     assert_eq!(rows[0]["type"], "Update");
     rows[0]["type"] = json!("Transfer");
     let headers = vec![("X-Result-Count".to_owned(), "1".to_owned())];
-    let rule = world.faults.add(Rule::new(Fault::Replace { status: 200, headers, body: rows.to_string() }).peer(Peer::Waldur).path("/api/marketplace-orders/?"));
+    let rule = world.faults.add(
+        Rule::new(Fault::Replace { status: 200, headers, body: rows.to_string() }).peer(Peer::Waldur).path("/api/marketplace-orders/?"),
+    );
     world.faults.reset_calls();
     for _ in 0..3 {
         world.beat(&agent).await;
@@ -399,7 +409,8 @@ async fn a_restored_resource_takes_the_next_key_number() {
                 aliases.sort();
                 assert_eq!(aliases, [format!("{id}-{n}"), format!("{id}-chat-{n}")], "{profile:?} {store:?} mint={mint}");
                 if profile == Profile::Late2026 {
-                    let shown: Vec<String> = world.waldur.api_keys(resource).into_iter().filter(|key| key.state == "OK").map(|key| key.client_id).collect();
+                    let shown: Vec<String> =
+                        world.waldur.api_keys(resource).into_iter().filter(|key| key.state == "OK").map(|key| key.client_id).collect();
                     assert_eq!(shown, [format!("{id}-{n}")]);
                 }
                 for slot in ["project", "chat"] {
@@ -445,7 +456,8 @@ async fn what_another_agent_made_is_left_alone() {
             assert_eq!(world.waldur.order_state(order), "pending-provider", "{profile:?}");
         }
         assert_eq!(world.waldur.order_state(taken_order), "executing");
-        let named: Vec<String> = agent.conditions.all().into_iter().filter(|(name, ..)| *name == "foreign-backend-id").map(|(_, subject, _)| subject).collect();
+        let named: Vec<String> =
+            agent.conditions.all().into_iter().filter(|(name, ..)| *name == "foreign-backend-id").map(|(_, subject, _)| subject).collect();
         let mut all: Vec<String> = [created, changing, ending, taken].iter().map(|id| id.simple().to_string()).collect();
         all.sort();
         assert_eq!(named, all);
@@ -520,7 +532,11 @@ async fn a_clock_that_was_set_back_delays_no_order() {
     let world = World::new(Profile::Late2026).await;
     let agent = world.agent().await;
     let (order, resource) = world.order("aurora", &["kestrel-8b"]);
-    let rule = world.faults.add(Rule::new(Fault::Status { status: 500, headers: Vec::new(), body: "{}".into(), after_effect: false }).peer(Peer::LiteLlm).path("/team/new"));
+    let rule = world.faults.add(
+        Rule::new(Fault::Status { status: 500, headers: Vec::new(), body: "{}".into(), after_effect: false })
+            .peer(Peer::LiteLlm)
+            .path("/team/new"),
+    );
     world.beat(&agent).await;
     world.faults.remove(rule);
     assert_eq!(world.waldur.order_state(order), "executing");

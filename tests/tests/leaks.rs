@@ -95,7 +95,9 @@ const ALIKE: [(&str, usize); 3] = [("sk-", 30), ("c2st", 20), ("eyJhbG", 20)];
 /// The lines of `text` with a secret in them, or with something that looks like a key or a bearer token.
 fn leaking(text: &str, secrets: &BTreeSet<String>) -> Vec<String> {
     let known: Vec<&String> = secrets.iter().filter(|secret| text.contains(secret.as_str())).collect();
-    let alike = |line: &str| ALIKE.iter().any(|(start, least)| line.contains(start) && words(line).any(|word| word.starts_with(start) && word.len() > *least));
+    let alike = |line: &str| {
+        ALIKE.iter().any(|(start, least)| line.contains(start) && words(line).any(|word| word.starts_with(start) && word.len() > *least))
+    };
     let leaks = |line: &&str| known.iter().any(|secret| line.contains(secret.as_str())) || alike(line);
     text.lines().filter(leaks).map(|line| line.chars().take(1000).collect()).collect()
 }
@@ -115,7 +117,13 @@ async fn shown(world: &World, agent: &Agent, render: &Render) -> String {
     text.push_str(&format!("{:?} {:?}\n", agent.config, agent.schedule.waiting()));
     for command in [&["plan"][..], &["status"], &["status", "--json"], &["check"], &["orphans", "list"]] {
         let mut program = tokio::process::Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
-        program.arg("--config").arg(world.path("config.yml")).args(command).env("LLM_ACCESS__LOG__LEVEL", "trace").stdin(Stdio::null()).kill_on_drop(true);
+        program
+            .arg("--config")
+            .arg(world.path("config.yml"))
+            .args(command)
+            .env("LLM_ACCESS__LOG__LEVEL", "trace")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         let output = program.output().await.unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(!said.is_empty(), "{command:?} says nothing: {}", String::from_utf8_lossy(&output.stderr));
@@ -123,7 +131,11 @@ async fn shown(world: &World, agent: &Agent, render: &Render) -> String {
         text.push_str(&String::from_utf8_lossy(&output.stderr));
     }
     // Bodies of calls are held against what may be in them by the checker; here only what customers and staff read.
-    for call in world.faults.calls().iter().filter(|call| ["reject_by", "set_state_erred", "submit_report", "set_backend_metadata", "set_endpoints"].iter().any(|part| call.path.contains(part))) {
+    for call in world.faults.calls().iter().filter(|call| {
+        ["reject_by", "set_state_erred", "submit_report", "set_backend_metadata", "set_endpoints"]
+            .iter()
+            .any(|part| call.path.contains(part))
+    }) {
         text.push_str(&format!("{} {}\n", call.path, call.body));
     }
     text
@@ -132,7 +144,12 @@ async fn shown(world: &World, agent: &Agent, render: &Render) -> String {
 #[track_caller]
 fn assert_tight(what: &str, text: &str, secrets: &BTreeSet<String>) {
     let lines = leaking(text, secrets);
-    assert!(lines.is_empty(), "{what}: {} lines leak, such as\n{}", lines.len(), lines.iter().take(5).cloned().collect::<Vec<_>>().join("\n"));
+    assert!(
+        lines.is_empty(),
+        "{what}: {} lines leak, such as\n{}",
+        lines.len(),
+        lines.iter().take(5).cloned().collect::<Vec<_>>().join("\n")
+    );
 }
 
 async fn agent_of(world: &World, oidc: bool) -> Agent {
@@ -179,7 +196,19 @@ async fn nothing_leaks(profile: Profile, store: Store, oidc: bool) {
     world.run_to_rest(&agent, 5).await;
     known.extend(secrets(&world));
     assert!(known.len() > 8, "{case}: {known:?}");
-    for (n, fault) in [Fault::Echo(400), Fault::Echo(422), Fault::Echo(500), Fault::Echo(403), Fault::Echo(409), Fault::Echo(200), Fault::Truncate, Fault::LoseAnswer].iter().enumerate() {
+    for (n, fault) in [
+        Fault::Echo(400),
+        Fault::Echo(422),
+        Fault::Echo(500),
+        Fault::Echo(403),
+        Fault::Echo(409),
+        Fault::Echo(200),
+        Fault::Truncate,
+        Fault::LoseAnswer,
+    ]
+    .iter()
+    .enumerate()
+    {
         // A new order, a change, and keys and Secrets to repair.
         world.order(&format!("llm-{n}"), &["kestrel-8b"]);
         if is_free(&world, first) {
@@ -264,7 +293,13 @@ cases! {
 fn the_search_finds_what_it_is_for() {
     let known: BTreeSet<String> = ["s3cret-of-the-platform".to_owned(), base64("s3cret-of-the-platform")].into();
     assert_eq!(base64("Man"), "TWFu");
-    for line in ["x s3cret-of-the-platformy", "data: czNjcmV0LW9mLXRoZS1wbGF0Zm9ybQ==", "key=sk-0123456789abcdef0123456789abcdef", "Bearer eyJhbGciOiJIUzI1NiJ9.e30.abc", "c2stMDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="] {
+    for line in [
+        "x s3cret-of-the-platformy",
+        "data: czNjcmV0LW9mLXRoZS1wbGF0Zm9ybQ==",
+        "key=sk-0123456789abcdef0123456789abcdef",
+        "Bearer eyJhbGciOiJIUzI1NiJ9.e30.abc",
+        "c2stMDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
+    ] {
         assert_eq!(leaking(&format!("good\n{line}\n"), &known), [line]);
     }
     assert!(leaking("sk-short eyJpbnYi c2st 0123456789abcdef team 2ca87c1484134ef4b64555318e1845e1", &known).is_empty());

@@ -99,7 +99,14 @@ async fn an_order_for_an_unknown_model_or_a_senseless_limit_is_rejected_with_wor
     let world = World::new(Profile::Late2026).await;
     let agent = world.agent().await;
     world.waldur.set_forms(world.offering, json!({}), json!({}));
-    let order = |attributes: serde_json::Value, limits: serde_json::Value| world.waldur.order_with_attributes(world.offering, &world.project, attributes.as_object().unwrap().clone(), limits.as_object().unwrap().clone());
+    let order = |attributes: serde_json::Value, limits: serde_json::Value| {
+        world.waldur.order_with_attributes(
+            world.offering,
+            &world.project,
+            attributes.as_object().unwrap().clone(),
+            limits.as_object().unwrap().clone(),
+        )
+    };
     let cases = [
         (json!({"name": "a", "models": ["nosuch-1b"]}), json!({"max_budget": 50}), "nosuch-1b"),
         (json!({"name": "b"}), json!({"max_budget": 50}), "no model was chosen"),

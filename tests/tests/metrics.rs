@@ -15,8 +15,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The value of a series, written as Prometheus reads it.
 fn value(page: &str, series: &str) -> Option<i64> {
-    page.lines()
-        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+    page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
 #[tokio::test]
@@ -26,11 +25,7 @@ async fn a_peer_that_is_down_an_order_that_waits_and_a_stale_component_are_seen(
     let page = metrics.render();
     for name in ["llm_access_orders_erred_total", "llm_access_unbilled_total"] {
         assert_eq!(value(&page, name), Some(0), "{page}");
-        assert!(
-            page.contains(&format!("# HELP {name} "))
-                && page.contains(&format!("# TYPE {name} counter")),
-            "{page}"
-        );
+        assert!(page.contains(&format!("# HELP {name} ")) && page.contains(&format!("# TYPE {name} counter")), "{page}");
     }
 
     let world = World::new(Profile::Late2026).await;
@@ -46,11 +41,8 @@ async fn a_peer_that_is_down_an_order_that_waits_and_a_stale_component_are_seen(
     assert!(matches!(value(&page, down), None | Some(0)), "{page}");
 
     // LlmAccessPeerDown and LlmAccessOrderWaiting.
-    let elsewhere = Fault::Replace {
-        status: 301,
-        headers: vec![("Location".into(), "https://llm.example.org/".into())],
-        body: String::new(),
-    };
+    let elsewhere =
+        Fault::Replace { status: 301, headers: vec![("Location".into(), "https://llm.example.org/".into())], body: String::new() };
     let outage = world.faults.add(Rule::new(elsewhere).peer(Peer::LiteLlm));
     let (order, _) = world.order("seabird-llm", &["kestrel-8b"]);
     for _ in 0..6 {
@@ -59,11 +51,7 @@ async fn a_peer_that_is_down_an_order_that_waits_and_a_stale_component_are_seen(
     }
     let page = metrics.render();
     assert_eq!(value(&page, down), Some(1), "{page}");
-    assert_eq!(
-        value(&page, &of_offering("llm_access_open_orders")),
-        Some(1),
-        "{page}"
-    );
+    assert_eq!(value(&page, &of_offering("llm_access_open_orders")), Some(1), "{page}");
     let made = value(&page, &oldest).unwrap();
     let now = start_time().as_second() + 3600;
     assert!(now - made > 1800 && now - made <= 3600, "{made} at {now}");
@@ -79,13 +67,7 @@ async fn a_peer_that_is_down_an_order_that_waits_and_a_stale_component_are_seen(
 
     // LlmAccessStaleComponentBlocked: a model leaves, and the offering has a resource.
     agent.offering_beat().await;
-    assert_eq!(
-        value(
-            &metrics.render(),
-            &of_offering("llm_access_components_retired")
-        ),
-        Some(0)
-    );
+    assert_eq!(value(&metrics.render(), &of_offering("llm_access_components_retired")), Some(0));
     world.write("catalogue.yml", &catalogue(&models[..2]));
     for _ in 0..12 {
         world.advance(3 * DAY);
@@ -93,13 +75,6 @@ async fn a_peer_that_is_down_an_order_that_waits_and_a_stale_component_are_seen(
         agent.offering_beat().await;
     }
     let page = metrics.render();
-    assert!(
-        value(&page, &of_offering("llm_access_components_retired")) >= Some(1),
-        "{page}"
-    );
-    assert_eq!(
-        value(&page, "llm_access_orders_erred_total"),
-        Some(0),
-        "{page}"
-    );
+    assert!(value(&page, &of_offering("llm_access_components_retired")) >= Some(1), "{page}");
+    assert_eq!(value(&page, "llm_access_orders_erred_total"), Some(0), "{page}");
 }

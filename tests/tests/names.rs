@@ -66,7 +66,10 @@ fn assert_legal(world: &World, case: &str) -> Vec<String> {
     };
     for name in &names {
         let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        assert!((1..=63).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('-') && !name.ends_with('-'), "{case}: {name:?}");
+        assert!(
+            (1..=63).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('-') && !name.ends_with('-'),
+            "{case}: {name:?}"
+        );
     }
     names
 }
@@ -214,30 +217,49 @@ async fn models_keep_their_dots_and_slashes_and_nonsense_is_rejected_in_one_line
         for name in ["meta/heron:70b", "NO", "1.10"] {
             world.gateway.add_model(name, Some("0.000001"), Some("0.000002"));
         }
-        world.write("catalogue.yml", &catalogue(&["kestrel-8b", "qwen2.5-0.5b", "meta/heron:70b", "NO", "1.10"]).replace("name: meta/heron:70b, ", "name: heron, "));
+        world.write(
+            "catalogue.yml",
+            &catalogue(&["kestrel-8b", "qwen2.5-0.5b", "meta/heron:70b", "NO", "1.10"]).replace("name: meta/heron:70b, ", "name: heron, "),
+        );
         world.waldur.set_forms(world.offering, json!({}), json!({}));
         let agent = world.patient().await;
         let order = |models: Value| {
             let attributes = json!({"name": "llm", "models": models}).as_object().unwrap().clone();
-            world.waldur.order_with_attributes(world.offering, &world.project, attributes, json!({"max_budget": 50}).as_object().unwrap().clone())
+            world.waldur.order_with_attributes(
+                world.offering,
+                &world.project,
+                attributes,
+                json!({"max_budget": 50}).as_object().unwrap().clone(),
+            )
         };
         let good = ["qwen2.5-0.5b", "meta/heron:70b", "NO", "1.10"];
         let (_, resource) = order(json!([" qwen2.5-0.5b ", "meta/heron:70b", "NO", "1.10\n", "", "NO"]));
         world.run_to_rest(&agent, 5).await;
         let team = world.gateway.team(&resource.simple().to_string()).unwrap();
-        assert_eq!(team.models.iter().map(String::as_str).filter(|m| *m != "qwen3-embedding-0-6b").collect::<BTreeSet<_>>(), BTreeSet::from(good));
+        assert_eq!(
+            team.models.iter().map(String::as_str).filter(|m| *m != "qwen3-embedding-0-6b").collect::<BTreeSet<_>>(),
+            BTreeSet::from(good)
+        );
         for model in good {
             world.gateway.chat(&world.key(resource, "chat"), model, "P=1 C=1").unwrap();
         }
         world.check();
 
-        for nonsense in odd_names().into_iter().filter(|name| !name.trim().is_empty()).chain(["*".into(), "all-proxy-models".into(), "no-default-models".into()]) {
+        for nonsense in odd_names().into_iter().filter(|name| !name.trim().is_empty()).chain([
+            "*".into(),
+            "all-proxy-models".into(),
+            "no-default-models".into(),
+        ]) {
             let (order, resource) = order(json!([nonsense]));
             world.beat(&agent).await;
             assert_eq!(world.waldur.order_state(order), "rejected", "{nonsense:?}");
             let sent = world.faults.calls().into_iter().rfind(|call| call.path.contains("reject_by_provider")).unwrap();
-            let comment = serde_json::from_str::<Value>(&sent.body).unwrap()["provider_rejection_comment"].as_str().unwrap_or_default().to_owned();
-            assert!(comment.contains("Reference:") && comment.chars().count() < 600 && !comment.chars().any(char::is_control), "{nonsense:?}: {comment:?}");
+            let comment =
+                serde_json::from_str::<Value>(&sent.body).unwrap()["provider_rejection_comment"].as_str().unwrap_or_default().to_owned();
+            assert!(
+                comment.contains("Reference:") && comment.chars().count() < 600 && !comment.chars().any(char::is_control),
+                "{nonsense:?}: {comment:?}"
+            );
             assert_eq!(world.waldur.resource(resource).state, "Terminated");
         }
         let (empty, _) = order(json!(["", "  "]));

@@ -72,10 +72,18 @@ async fn a_fresh_offering_gets_choices_components_and_prices_and_a_second_pass_w
         let (options, resource_options) = world.waldur.forms(world.offering);
         for form in [&options, &resource_options] {
             let option = &form["options"]["models"];
-            assert_eq!((&option["type"], &option["label"], &option["required"]), (&json!("select_string_multi"), &json!("Models"), &json!(true)));
+            assert_eq!(
+                (&option["type"], &option["label"], &option["required"]),
+                (&json!("select_string_multi"), &json!("Models"), &json!(true))
+            );
             assert_eq!(form["order"], json!(["models"]));
             let help = option["help_text"].as_str().unwrap();
-            assert!(help.contains("kestrel-8b input 0.00021, output 0.00085") && help.contains("qwen2.5-0.5b not priced yet") && help.contains("EUR per 1k tokens"), "{help}");
+            assert!(
+                help.contains("kestrel-8b input 0.00021, output 0.00085")
+                    && help.contains("qwen2.5-0.5b not priced yet")
+                    && help.contains("EUR per 1k tokens"),
+                "{help}"
+            );
         }
         let notes = &world.waldur.offering_metadata(world.offering)["llm_access"];
         assert_eq!((&notes["owner"], &notes["components"]["kestrel-8b:input"]["model"]), (&json!("icarus"), &json!("kestrel-8b")));
@@ -88,7 +96,8 @@ async fn a_fresh_offering_gets_choices_components_and_prices_and_a_second_pass_w
 async fn what_others_made_is_kept() {
     for profile in PROFILES {
         let (world, _) = world(profile, "").await;
-        let foreign = json!({"order": ["note", "models"], "options": {"note": {"type": "string", "label": "Note"}, "models": {"type": "string"}}});
+        let foreign =
+            json!({"order": ["note", "models"], "options": {"note": {"type": "string", "label": "Note"}, "models": {"type": "string"}}});
         world.waldur.set_forms(world.offering, foreign.clone(), foreign);
         world.waldur.add_component(world.offering, "base", "fixed");
         world.waldur.set_price(world.offering, "base", dec("12.5"));
@@ -105,7 +114,10 @@ async fn what_others_made_is_kept() {
             assert_eq!((now.as_str(), then.as_deref().unwrap_or(kept)), (kept, kept), "{kind}");
         }
         let untouched = agent.waldur.plan(other).await.unwrap();
-        assert!(untouched.prices.values().chain(untouched.future_prices.values()).all(Decimal::is_zero), "the plan is not among those that are kept: {untouched:?}");
+        assert!(
+            untouched.prices.values().chain(untouched.future_prices.values()).all(Decimal::is_zero),
+            "the plan is not among those that are kept: {untouched:?}"
+        );
     }
 }
 
@@ -121,7 +133,16 @@ async fn a_new_price_is_set_once_and_waits_for_the_first_where_the_plan_has_reso
         let name = &world.waldur.components(world.offering)["kestrel-8b:input"].0;
         assert_eq!(name, "kestrel-8b input: 0.00031 EUR per 1k tokens from 2026-12-01");
         let kept = agent.keep_offering(&agent.config.offerings[0]).await.unwrap();
-        assert!(kept.findings.contains(&Finding::Pending { kind: "kestrel-8b:input".into(), plan: "Standard".into(), now: dec("0.00021"), then: dec("0.00031") }), "{:?}", kept.findings);
+        assert!(
+            kept.findings.contains(&Finding::Pending {
+                kind: "kestrel-8b:input".into(),
+                plan: "Standard".into(),
+                now: dec("0.00021"),
+                then: dec("0.00031")
+            }),
+            "{:?}",
+            kept.findings
+        );
         for _ in 0..3 {
             world.advance(Duration::from_secs(86_400));
             world.faults.reset_calls();
@@ -165,7 +186,10 @@ async fn exactly_one_family_charges() {
         assert_eq!((price(&world, "kestrel-8b:input").0, price(&world, "spend").0), ("0.00021".into(), "0".into()));
         let spend = agent(&world, "    billing: spend\n").await;
         settled(&world, &spend).await;
-        assert_eq!((price(&world, "kestrel-8b:input").0, price(&world, "spend").0, price(&world, "input_tokens").0), ("0".into(), "1".into(), "0".into()));
+        assert_eq!(
+            (price(&world, "kestrel-8b:input").0, price(&world, "spend").0, price(&world, "input_tokens").0),
+            ("0".into(), "1".into(), "0".into())
+        );
         // A family that is not configured any more stays, costs nothing and is told from the others.
         let back = agent(&world, "").await;
         settled(&world, &back).await;
@@ -179,7 +203,11 @@ async fn limits_get_their_defaults_and_bounds_and_cost_nothing() {
     settled(&world, &agent).await;
     let offering = agent.waldur.offering(world.offering).await.unwrap();
     let of = |kind: &str| offering.components.iter().find(|component| component.kind == kind).unwrap().clone();
-    assert_eq!((of("max_budget").default_limit, of("max_budget").max_value), (Some(dec("35")), Some(dec("1000"))), "the catalogue's budget is the default");
+    assert_eq!(
+        (of("max_budget").default_limit, of("max_budget").max_value),
+        (Some(dec("35")), Some(dec("1000"))),
+        "the catalogue's budget is the default"
+    );
     assert_eq!((of("tpm_limit").default_limit, of("rpm_limit").default_limit), (Some(dec("100000")), Some(dec("600"))));
     assert_eq!(of("max_budget").measured_unit, "EUR");
     assert_eq!(price(&world, "max_budget").0, "0");
@@ -261,7 +289,8 @@ async fn a_component_of_ours_that_somebody_charges_differently_keeps_its_price()
         let (world, agent) = world(profile, "").await;
         settled(&world, &agent).await;
         let offering = agent.waldur.offering(world.offering).await.unwrap();
-        let uuid = offering.components.iter().find(|component| component.kind == "kestrel-8b:input").and_then(|component| component.uuid).unwrap();
+        let uuid =
+            offering.components.iter().find(|component| component.kind == "kestrel-8b:input").and_then(|component| component.uuid).unwrap();
         let change = waldur_client::ComponentChange { billing_type: Some(waldur_client::BillingType::Fixed), ..Default::default() };
         agent.waldur.update_component(world.offering, uuid, &change).await.unwrap();
         world.waldur.set_price(world.offering, "kestrel-8b:input", dec("7"));

@@ -100,12 +100,27 @@ impl Story for Offering {
     fn picture(&self, world: &World) -> Vec<String> {
         let (options, resource_options) = world.waldur.forms(world.offering);
         let mut lines = vec![options.to_string(), resource_options.to_string()];
-        lines.extend(world.waldur.components(world.offering).into_iter().map(|(kind, component)| format!("component {kind} {component:?}")));
+        lines
+            .extend(world.waldur.components(world.offering).into_iter().map(|(kind, component)| format!("component {kind} {component:?}")));
         // A price of others may have been sent as it is, or not; what it comes to is the same.
         let future = |price: &llm_access_fixtures::waldur::PriceView| price.future.unwrap_or(price.price).normalize();
-        lines.extend(world.waldur.prices(world.offering).into_iter().map(|(kind, price)| format!("price {kind} {} → {}", price.price.normalize(), future(&price))));
+        lines.extend(
+            world
+                .waldur
+                .prices(world.offering)
+                .into_iter()
+                .map(|(kind, price)| format!("price {kind} {} → {}", price.price.normalize(), future(&price))),
+        );
         let notes = &world.waldur.offering_metadata(world.offering)["llm_access"]["components"];
-        lines.extend(notes.as_object().unwrap().iter().map(|(kind, note)| format!("note {kind} {} gone {} refused {} {}", note["model"], note["gone"].is_string(), note["refused"].is_string(), note["reason"])));
+        lines.extend(notes.as_object().unwrap().iter().map(|(kind, note)| {
+            format!(
+                "note {kind} {} gone {} refused {} {}",
+                note["model"],
+                note["gone"].is_string(),
+                note["refused"].is_string(),
+                note["reason"]
+            )
+        }));
         lines
     }
 }

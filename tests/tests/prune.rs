@@ -18,7 +18,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn catalogue(models: &[&str]) -> String {
     let mut text = String::from("inference_models:\n");
     for name in models {
-        text.push_str(&format!("  - {{name: m, served_name: {name}, litellm_model_info: {{input_cost_per_token: 2.0e-07, output_cost_per_token: 4.0e-07}}}}\n"));
+        text.push_str(&format!(
+            "  - {{name: m, served_name: {name}, litellm_model_info: {{input_cost_per_token: 2.0e-07, output_cost_per_token: 4.0e-07}}}}\n"
+        ));
     }
     text.push_str("  - {name: e, served_name: qwen3-embedding-0-6b, runtime: tei, litellm_model_info: {input_cost_per_token: 2.0e-08}}\n");
     text
@@ -73,9 +75,16 @@ fn everything(world: &World, resources: &[Uuid]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for resource in resources {
         lines.push(format!("team {:?}", team_models(world, *resource)));
-        lines.extend(world.secrets(*resource).into_iter().flat_map(|(slot, data)| data.into_iter().map(move |(name, value)| format!("{slot} {name}={value}"))));
+        lines.extend(
+            world
+                .secrets(*resource)
+                .into_iter()
+                .flat_map(|(slot, data)| data.into_iter().map(move |(name, value)| format!("{slot} {name}={value}"))),
+        );
     }
-    lines.extend(world.waldur.prices(world.offering).into_iter().map(|(kind, price)| format!("price {kind} {} {:?}", price.price, price.future)));
+    lines.extend(
+        world.waldur.prices(world.offering).into_iter().map(|(kind, price)| format!("price {kind} {} {:?}", price.price, price.future)),
+    );
     lines.extend(world.waldur.components(world.offering).into_iter().map(|(kind, component)| format!("component {kind} {component:?}")));
     let (options, resource_options) = world.waldur.forms(world.offering);
     lines.extend([options.to_string(), resource_options.to_string()]);
@@ -160,7 +169,11 @@ async fn a_resource_that_is_left_with_no_model_gets_none_and_is_reported() {
     assert_eq!(team_models(&world, alone), ["no-default-models"]);
     assert_eq!(world.gateway.chat(&world.key(alone, "project"), "kestrel-8b", "P=1 C=1").unwrap_err().0, 403);
     pass(&world, &agent).await;
-    assert!(agent.conditions.all().iter().any(|(name, subject, _)| *name == "no-models-left" && *subject == alone.simple().to_string()), "{:?}", agent.conditions.all());
+    assert!(
+        agent.conditions.all().iter().any(|(name, subject, _)| *name == "no-models-left" && *subject == alone.simple().to_string()),
+        "{:?}",
+        agent.conditions.all()
+    );
     world.write("catalogue.yml", &catalogue(&EIGHT));
     pass(&world, &agent).await;
     pass(&world, &agent).await;
@@ -303,7 +316,12 @@ async fn where_waldur_refuses_the_component_is_retired_tried_again_and_un_retire
         assert_eq!(world.writes(None), Vec::<String>::new());
         world.advance(Duration::from_secs(25 * 3600));
         pass(&world, &agent).await;
-        assert_eq!(world.writes(Some(Peer::Waldur)).iter().filter(|call| call.contains("remove_offering_component")).count(), 2, "{:?}", world.writes(None));
+        assert_eq!(
+            world.writes(Some(Peer::Waldur)).iter().filter(|call| call.contains("remove_offering_component")).count(),
+            2,
+            "{:?}",
+            world.writes(None)
+        );
         world.set_time("2027-02-01T00:10:00Z");
         pass(&world, &agent).await;
         assert_eq!(world.waldur.prices(world.offering)[kind].price, Decimal::ZERO);
@@ -376,7 +394,11 @@ async fn what_is_sold_or_used_this_month_is_removed_by_hand_only_by_force() {
     pass(&world, &agent).await;
     assert!(refused(remove(&agent, &order).await.unwrap_err()).contains("does not count as gone"));
     remove(&agent, &Remove { force: true, ..order.clone() }).await.unwrap();
-    assert_eq!((name_of(&world, "heron-70b:input"), name_of(&world, "heron-70b:output")), (None, None), "a model's key means all its components");
+    assert_eq!(
+        (name_of(&world, "heron-70b:input"), name_of(&world, "heron-70b:output")),
+        (None, None),
+        "a model's key means all its components"
+    );
 
     world.waldur.add_component(world.offering, "old-tokens", "usage");
     let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
@@ -427,7 +449,11 @@ async fn a_model_taken_out_of_sale_on_purpose_is_no_choice_at_once_and_leaves_te
     pass(&world, &agent).await;
     assert!(!world.waldur.models(world.offering).contains(&"heron-70b".to_owned()));
     assert!(team_models(&world, resource).contains(&"heron-70b".to_owned()));
-    assert_eq!(world.waldur.prices(world.offering)["heron-70b:input"].price.normalize().to_string(), "0.0002", "what is still used still costs");
+    assert_eq!(
+        world.waldur.prices(world.offering)["heron-70b:input"].price.normalize().to_string(),
+        "0.0002",
+        "what is still used still costs"
+    );
     past_the_hold(&world, &agent).await;
     assert_eq!(team_models(&world, resource), ["kestrel-8b", "qwen3-embedding-0-6b"]);
     assert!(note(&world, "heron-70b:input").get("gone").is_some());

@@ -9,9 +9,7 @@ use llm_access_agent::agent::Agent;
 use llm_access_agent::plan::deployment_id;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
-use llm_access_tests::real::{
-    Outage, Outcome, RealStore, RealWorld, Time, Variant, command, eventually, told,
-};
+use llm_access_tests::real::{Outage, Outcome, RealStore, RealWorld, Time, Variant, command, eventually, told};
 use rust_decimal::Decimal;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -30,54 +28,25 @@ struct Shop {
 
 impl Shop {
     async fn open() -> Self {
-        let world = RealWorld::start(
-            Profile::Late2026,
-            Variant::Default,
-            RealStore::Directory,
-            Time::Manual,
-        )
-        .await;
-        let (swift, tern) = (
-            format!("swift-{}", world.owner),
-            format!("tern.{}", world.owner),
-        );
+        let world = RealWorld::start(Profile::Late2026, Variant::Default, RealStore::Directory, Time::Manual).await;
+        let (swift, tern) = (format!("swift-{}", world.owner), format!("tern.{}", world.owner));
         let upstream = told("UPSTREAM_URL");
         let key = world.write("model-key", "sk-of-the-servers-0001");
-        let bases = format!(
-            "{{vllm: '{0}/v1', tei: '{0}/v1'}}",
-            upstream.trim_end_matches('/')
-        );
+        let bases = format!("{{vllm: '{0}/v1', tei: '{0}/v1'}}", upstream.trim_end_matches('/'));
         let config = world
             .config_text("")
-            .replace(
-                "gateway: {",
-                &format!(
-                    "gateway: {{manage_models: true, model_key_file: {}, api_base: {bases}, ",
-                    key.display()
-                ),
-            )
-            .replace(
-                "catalogue: {",
-                "catalogue: {max_shrink: {share: 1, models: 10}, ",
-            )
+            .replace("gateway: {", &format!("gateway: {{manage_models: true, model_key_file: {}, api_base: {bases}, ", key.display()))
+            .replace("catalogue: {", "catalogue: {max_shrink: {share: 1, models: 10}, ")
             .replace("always_include: [qwen3-embedding-0-6b], ", "");
         world.write("config.yml", &config);
-        let shop = Self {
-            world,
-            config,
-            swift,
-            tern,
-        };
+        let shop = Self { world, config, swift, tern };
         shop.sells("input_cost_per_token: 3.0e-07, output_cost_per_token: 9.0e-07");
         shop
     }
 
     /// Writes the catalogue: the embedder, and the other model with these entries of its `litellm_model_info`.
     fn sells(&self, prices: &str) {
-        let swift = format!(
-            "  - {{name: swift, served_name: {}, litellm_model_info: {{{prices}}}}}\n",
-            self.swift
-        );
+        let swift = format!("  - {{name: swift, served_name: {}, litellm_model_info: {{{prices}}}}}\n", self.swift);
         self.write(&swift);
     }
 
@@ -86,8 +55,7 @@ impl Shop {
             "  - {{name: tern, served_name: {}, runtime: tei, litellm_model_info: {{input_cost_per_token: 2.0e-08}}}}\n",
             self.tern
         );
-        self.world
-            .write("catalogue.yml", &format!("inference_models:\n{tern}{more}"));
+        self.world.write("catalogue.yml", &format!("inference_models:\n{tern}{more}"));
     }
 
     async fn agent(&self) -> Agent {
@@ -97,13 +65,7 @@ impl Shop {
     /// The deployments under a public name, as the proxy shows them.
     async fn served(&self, name: &str) -> Vec<Value> {
         let info = self.world.gateway.read("model/info").await;
-        info["data"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|row| row["model_name"] == name)
-            .cloned()
-            .collect()
+        info["data"].as_array().unwrap().iter().filter(|row| row["model_name"] == name).cloned().collect()
     }
 
     async fn check(&self) -> Outcome {
@@ -119,10 +81,7 @@ impl Shop {
     async fn close(self) {
         for name in [&self.swift, &self.tern] {
             for row in self.served(name).await {
-                self.world
-                    .gateway
-                    .write("model/delete", json!({"id": row["model_info"]["id"]}))
-                    .await;
+                self.world.gateway.write("model/delete", json!({"id": row["model_info"]["id"]})).await;
             }
         }
     }
@@ -134,11 +93,7 @@ fn dec(text: &str) -> Decimal {
 
 /// Calls that changed deployments since the log was reset.
 fn writes(world: &RealWorld) -> Vec<String> {
-    world
-        .writes()
-        .into_iter()
-        .filter(|write| write.contains("/model"))
-        .collect()
+    world.writes().into_iter().filter(|write| write.contains("/model")).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,35 +102,16 @@ async fn a_model_is_added_repriced_dropped_and_returns() {
     let (world, swift) = (&shop.world, shop.swift.as_str());
     // Registered, though the answer is lost.
     let agent = shop.agent().await;
-    world.faults.add(
-        Rule::new(Fault::LoseAnswer)
-            .peer(Peer::LiteLlm)
-            .path("/model/new")
-            .once(),
-    );
+    world.faults.add(Rule::new(Fault::LoseAnswer).peer(Peer::LiteLlm).path("/model/new").once());
     agent.offering_beat().await;
     let rows = shop.served(swift).await;
     assert_eq!(rows.len(), 1, "{rows:?}");
     let id = deployment_id(&world.owner, swift);
-    assert_eq!(
-        (
-            rows[0]["model_info"]["id"].as_str(),
-            &rows[0]["model_info"]["db_model"]
-        ),
-        (Some(id.as_str()), &json!(true))
-    );
-    assert_eq!(
-        rows[0]["model_info"]["input_cost_per_token"].to_string(),
-        "3e-7"
-    );
+    assert_eq!((rows[0]["model_info"]["id"].as_str(), &rows[0]["model_info"]["db_model"]), (Some(id.as_str()), &json!(true)));
+    assert_eq!(rows[0]["model_info"]["input_cost_per_token"].to_string(), "3e-7");
     let embedder = shop.served(&shop.tern).await;
     assert_eq!(
-        (
-            embedder[0]["model_info"]["mode"].as_str(),
-            embedder[0]["model_info"]["input_cost_per_token"]
-                .to_string()
-                .as_str()
-        ),
+        (embedder[0]["model_info"]["mode"].as_str(), embedder[0]["model_info"]["input_cost_per_token"].to_string().as_str()),
         (Some("embedding"), "2e-8")
     );
     world.faults.reset_calls();
@@ -195,40 +131,26 @@ async fn a_model_is_added_repriced_dropped_and_returns() {
     assert!(about(&agent).is_empty(), "{:?}", about(&agent));
 
     // Sold, and charged at the catalogue's price.
-    let resource = world
-        .sold(&agent, "seabird-llm", &[swift], &[("max_budget", "5")])
-        .await;
+    let resource = world.sold(&agent, "seabird-llm", &[swift], &[("max_budget", "5")]).await;
     world.check().await;
-    world
-        .chat(resource, "project", swift, "P=10000 C=1000")
-        .await
-        .unwrap();
+    world.chat(resource, "project", swift, "P=10000 C=1000").await.unwrap();
     let mut spend = dec("0.0039");
     assert_eq!(shop.costs(resource, 10_000).await, spend);
 
     // Repriced: the next call costs the new price, and one without a price nothing.
     shop.sells("input_cost_per_token: 5.0e-07, output_cost_per_token: 1.3e-06");
     agent.gateway_beat().await;
-    world
-        .chat(resource, "project", swift, "P=10000 C=1000")
-        .await
-        .unwrap();
+    world.chat(resource, "project", swift, "P=10000 C=1000").await.unwrap();
     spend += dec("0.0063");
     assert_eq!(shop.costs(resource, 20_000).await, spend);
     shop.sells("max_tokens: 100");
     agent.gateway_beat().await;
     assert!(about(&agent).is_empty(), "{:?}", about(&agent));
-    world
-        .chat(resource, "project", swift, "P=10000 C=1000")
-        .await
-        .unwrap();
+    world.chat(resource, "project", swift, "P=10000 C=1000").await.unwrap();
     assert_eq!(shop.costs(resource, 30_000).await, spend);
     shop.sells("input_cost_per_token: 3.0e-07, output_cost_per_token: 9.0e-07");
     agent.gateway_beat().await;
-    world
-        .chat(resource, "project", swift, "P=10000 C=1000")
-        .await
-        .unwrap();
+    world.chat(resource, "project", swift, "P=10000 C=1000").await.unwrap();
     spend += dec("0.0039");
     assert_eq!(shop.costs(resource, 40_000).await, spend);
 
@@ -239,10 +161,7 @@ async fn a_model_is_added_repriced_dropped_and_returns() {
         world.advance(HOLD / 4).await;
     }
     world.slow_beat(&agent).await;
-    world
-        .chat(resource, "project", swift, "P=1 C=1")
-        .await
-        .unwrap();
+    world.chat(resource, "project", swift, "P=1 C=1").await.unwrap();
     for _ in 0..2 {
         world.advance(HOLD / 2).await;
         agent.offering_beat().await;
@@ -250,29 +169,16 @@ async fn a_model_is_added_repriced_dropped_and_returns() {
     world.slow_beat(&agent).await;
     assert_eq!(shop.served(swift).await, Vec::<Value>::new());
     assert_eq!(shop.served(&shop.tern).await.len(), 1);
-    let (status, why) = world
-        .chat(resource, "project", swift, "P=1 C=1")
-        .await
-        .unwrap_err();
+    let (status, why) = world.chat(resource, "project", swift, "P=1 C=1").await.unwrap_err();
     assert!([400, 403].contains(&status), "{status} {why}");
-    assert_eq!(
-        world
-            .gateway
-            .team(&resource.simple().to_string())
-            .await
-            .unwrap()["models"],
-        json!(["no-default-models"])
-    );
+    assert_eq!(world.gateway.team(&resource.simple().to_string()).await.unwrap()["models"], json!(["no-default-models"]));
 
     // Back under the same id, for those who ordered it.
     shop.sells("input_cost_per_token: 3.0e-07, output_cost_per_token: 9.0e-07");
     agent.offering_beat().await;
     world.slow_beat(&agent).await;
     assert_eq!(shop.served(swift).await[0]["model_info"]["id"], id.as_str());
-    world
-        .chat(resource, "project", swift, "P=10000 C=1000")
-        .await
-        .unwrap();
+    world.chat(resource, "project", swift, "P=10000 C=1000").await.unwrap();
     spend += dec("0.0039");
     // The call in the hold cost a token of each.
     let last = dec("0.0000012");
@@ -293,19 +199,11 @@ async fn a_database_outage_changes_no_deployment() {
         agent.gateway_beat().await;
         shop.world.advance(HOLD).await;
     }
-    assert!(
-        agent.conditions.holds("gateway-models-unread"),
-        "{:?}",
-        agent.conditions.all()
-    );
+    assert!(agent.conditions.holds("gateway-models-unread"), "{:?}", agent.conditions.all());
     outage.over();
     eventually("a proxy with its database", async || {
         agent.gateway_beat().await;
-        if agent.conditions.holds("gateway-models-unread") {
-            Err(format!("{:?}", agent.conditions.all()))
-        } else {
-            Ok(())
-        }
+        if agent.conditions.holds("gateway-models-unread") { Err(format!("{:?}", agent.conditions.all())) } else { Ok(()) }
     })
     .await;
     assert_eq!((before.len(), shop.served(&shop.swift).await), (1, before));
@@ -324,9 +222,7 @@ async fn check_finds_each_difference_that_a_hand_makes() {
     let (world, swift) = (&shop.world, shop.swift.as_str());
     let agent = shop.agent().await;
     agent.offering_beat().await;
-    let resource = world
-        .sold(&agent, "seabird-llm", &[swift], &[("max_budget", "5")])
-        .await;
+    let resource = world.sold(&agent, "seabird-llm", &[swift], &[("max_budget", "5")]).await;
     agent.offering_beat().await;
     let id = deployment_id(&world.owner, swift);
     // What the proxy's own file serves is not in this catalogue; that is all.
@@ -334,9 +230,7 @@ async fn check_finds_each_difference_that_a_hand_makes() {
         outcome
             .printed
             .lines()
-            .filter(|line| {
-                line.starts_with("FAIL") && !line.contains("and not in the catalogue, so nobody")
-            })
+            .filter(|line| line.starts_with("FAIL") && !line.contains("and not in the catalogue, so nobody"))
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
@@ -346,11 +240,7 @@ async fn check_finds_each_difference_that_a_hand_makes() {
     let finds = async |words: &str| {
         let found = shop.check().await;
         assert_eq!(found.code, Some(2), "{found:?}");
-        assert!(
-            ours(&found).iter().any(|line| line.contains(words)),
-            "{words:?} is missing in {:#?}",
-            ours(&found)
-        );
+        assert!(ours(&found).iter().any(|line| line.contains(words)), "{words:?} is missing in {:#?}", ours(&found));
     };
     let team = resource.simple().to_string();
     let params = json!({"model": format!("openai/{swift}"), "api_base": told("UPSTREAM_URL"), "api_key": "k"});
@@ -360,43 +250,25 @@ async fn check_finds_each_difference_that_a_hand_makes() {
     agent.gateway_beat().await;
     // A model that was taken out.
     world.gateway.write("model/delete", json!({"id": id})).await;
-    finds(&format!(
-        "model {swift} is in the catalogue and not served by the gateway"
-    ))
-    .await;
+    finds(&format!("model {swift} is in the catalogue and not served by the gateway")).await;
     agent.gateway_beat().await;
     // A second deployment under the same name.
-    world.gateway.write("model/new", json!({"model_name": swift, "litellm_params": params, "model_info": {"id": format!("by-hand-{}", world.owner)}})).await;
-    finds("by our deployment and by by-hand-").await;
-    world
-        .gateway
-        .write(
-            "model/delete",
-            json!({"id": format!("by-hand-{}", world.owner)}),
-        )
-        .await;
-    // Another public name for the same model.
-    let alias = format!("alias-{}", world.owner);
     world
         .gateway
         .write(
             "model/new",
-            json!({"model_name": alias, "litellm_params": params, "model_info": {"id": alias}}),
+            json!({"model_name": swift, "litellm_params": params, "model_info": {"id": format!("by-hand-{}", world.owner)}}),
         )
         .await;
+    finds("by our deployment and by by-hand-").await;
+    world.gateway.write("model/delete", json!({"id": format!("by-hand-{}", world.owner)})).await;
+    // Another public name for the same model.
+    let alias = format!("alias-{}", world.owner);
+    world.gateway.write("model/new", json!({"model_name": alias, "litellm_params": params, "model_info": {"id": alias}})).await;
     finds(&format!("are all openai/{swift} upstream")).await;
-    world
-        .gateway
-        .write("model/delete", json!({"id": alias}))
-        .await;
+    world.gateway.write("model/delete", json!({"id": alias})).await;
     // The team.
-    world
-        .gateway
-        .write(
-            "team/update",
-            json!({"team_id": team, "models": ["kestrel-8b"]}),
-        )
-        .await;
+    world.gateway.write("team/update", json!({"team_id": team, "models": ["kestrel-8b"]})).await;
     finds(&format!("may not call {swift}, which was ordered")).await;
     finds("may call kestrel-8b, which the catalogue does not list").await;
     world.slow_beat(&agent).await;

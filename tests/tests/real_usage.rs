@@ -168,7 +168,12 @@ impl Site {
                     estimated += guessed;
                     let billed = Decimal::from(tokens) + if with_guesses { guessed } else { Decimal::ZERO };
                     let told = self.told(*resource, model, direction);
-                    assert_eq!(told, amount(billed, Decimal::from(1000)), "{} {kind}: {tokens} counted, {guessed} guessed", resource.simple());
+                    assert_eq!(
+                        told,
+                        amount(billed, Decimal::from(1000)),
+                        "{} {kind}: {tokens} counted, {guessed} guessed",
+                        resource.simple()
+                    );
                 }
             }
         }
@@ -177,7 +182,11 @@ impl Site {
 
     async fn successful(&self, resource: Uuid) -> u64 {
         let (from, to) = (self.month.first_day(), self.month.last_day());
-        let answer = self.world.gateway.read(&format!("team/daily/activity?team_ids={}&start_date={from}&end_date={to}&page_size=1000", resource.simple())).await;
+        let answer = self
+            .world
+            .gateway
+            .read(&format!("team/daily/activity?team_ids={}&start_date={from}&end_date={to}&page_size=1000", resource.simple()))
+            .await;
         answer["metadata"]["total_successful_requests"].as_u64().unwrap()
     }
 
@@ -200,7 +209,14 @@ impl Site {
         let (from, to) = (self.month.first_day(), self.month.last_day());
         let mut sums: BTreeMap<String, (u64, u64)> = BTreeMap::new();
         for page in 1..50 {
-            let answer = self.world.gateway.read(&format!("spend/logs/v2?team_id={}&start_date={from}%2000:00:00&end_date={to}%2023:59:59&page={page}&page_size=1000", resource.simple())).await;
+            let answer = self
+                .world
+                .gateway
+                .read(&format!(
+                    "spend/logs/v2?team_id={}&start_date={from}%2000:00:00&end_date={to}%2023:59:59&page={page}&page_size=1000",
+                    resource.simple()
+                ))
+                .await;
             let rows: &Vec<Value> = answer["data"].as_array().unwrap();
             for row in rows {
                 let sum = sums.entry(row["model_group"].as_str().unwrap_or_default().to_owned()).or_default();
@@ -266,7 +282,11 @@ async fn what_a_killed_proxy_lost_in_one_place_is_named_to_the_token() {
                 let kind = usage_component(model, direction);
                 let row = audit.rows.iter().find(|row| row.resource == *resource && row.kind == kind);
                 let missing = Decimal::from(in_calls) - Decimal::from(in_rows);
-                assert_eq!(site.told(*resource, model, direction), amount(Decimal::from(in_rows), Decimal::from(1000)), "Waldur holds what the daily rows have");
+                assert_eq!(
+                    site.told(*resource, model, direction),
+                    amount(Decimal::from(in_rows), Decimal::from(1000)),
+                    "Waldur holds what the daily rows have"
+                );
                 let named = row.map(|row| row.reasons.clone()).unwrap_or_default();
                 if missing.is_zero() {
                     assert_eq!(named, [], "{kind}");

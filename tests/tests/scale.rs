@@ -12,7 +12,10 @@ use uuid::Uuid;
 
 /// The calls, one a line.
 fn listed(calls: &[Call]) -> String {
-    calls.iter().map(|call| format!("{:>3} {:?} {} {}\n", call.n, call.peer, call.method, call.path.split("field=").next().unwrap_or_default())).collect()
+    calls
+        .iter()
+        .map(|call| format!("{:>3} {:?} {} {}\n", call.n, call.peer, call.method, call.path.split("field=").next().unwrap_or_default()))
+        .collect()
 }
 
 fn to(peer: Peer, calls: &[Call]) -> usize {
@@ -95,7 +98,8 @@ fn populate(world: &World, model: Uuid, n: usize) -> Vec<Uuid> {
     let like = model.simple().to_string();
     let mut resources = Vec::new();
     for i in 0..n {
-        let resource = world.waldur.add_resource(world.offering, &world.project, &format!("llm-{i}"), &["kestrel-8b"], &[("max_budget", "50")]);
+        let resource =
+            world.waldur.add_resource(world.offering, &world.project, &format!("llm-{i}"), &["kestrel-8b"], &[("max_budget", "50")]);
         let id = resource.simple().to_string();
         let mark = json!({"managed_by": "llm-access-agent", "owner": world.owner, "offering": world.offering.simple().to_string(), "resource": id});
         world.gateway.add_foreign_team(&id, &json!({"models": ["kestrel-8b"], "metadata": mark}));

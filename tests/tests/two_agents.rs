@@ -63,8 +63,13 @@ fn assert_came_true(world: &World, order: Uuid, resource: Uuid, wish: Wish, case
 async fn hold_before_every_write(profile: Profile, store: Store, custom_keys: bool, wish: Wish) {
     let (world, ..) = ordered(profile, store, custom_keys, wish).await;
     world.run_to_rest(&world.patient().await, 9).await;
-    let writes: Vec<(usize, String)> =
-        world.faults.calls().into_iter().filter(|call| call.method != "GET").map(|call| (call.n, format!("{} {}", call.method, call.path))).collect();
+    let writes: Vec<(usize, String)> = world
+        .faults
+        .calls()
+        .into_iter()
+        .filter(|call| call.method != "GET")
+        .map(|call| (call.n, format!("{} {}", call.method, call.path)))
+        .collect();
     assert!(writes.len() > 2, "{writes:?}");
     for (n, write) in writes {
         let case = format!("{profile:?} {store:?} custom_keys={custom_keys} {wish:?}: held before call {n}, {write}");

@@ -63,7 +63,13 @@ async fn pass(agent: &Agent) -> PassReport {
 }
 
 fn holds(agent: &Agent, name: &str) -> String {
-    let found: Vec<String> = agent.conditions.all().into_iter().filter(|(n, ..)| *n == name).map(|(_, subject, condition)| format!("{subject} {}", condition.message)).collect();
+    let found: Vec<String> = agent
+        .conditions
+        .all()
+        .into_iter()
+        .filter(|(n, ..)| *n == name)
+        .map(|(_, subject, condition)| format!("{subject} {}", condition.message))
+        .collect();
     found.join("; ")
 }
 
@@ -89,7 +95,14 @@ async fn every_call_is_on_the_bill_once_in_every_generation() {
         let report = pass(&agent).await;
         assert_eq!((report.sent(), report.resources), (2, 3), "{:?}", report.lines);
         assert_eq!(sent(&world).len(), 2, "one call per resource and month");
-        let expected = [("input_tokens", "8.47"), ("kestrel-8b:input", "2.47"), ("kestrel-8b:output", "1.13"), ("output_tokens", "1.14"), ("qwen2_5-0_5b:input", "1.00"), ("qwen3-embedding-0-6b:input", "5.00")];
+        let expected = [
+            ("input_tokens", "8.47"),
+            ("kestrel-8b:input", "2.47"),
+            ("kestrel-8b:output", "1.13"),
+            ("output_tokens", "1.14"),
+            ("qwen2_5-0_5b:input", "1.00"),
+            ("qwen3-embedding-0-6b:input", "5.00"),
+        ];
         let got = held(&world, a, "2026-11");
         for (kind, value) in expected {
             assert_eq!(got.get(kind).map(String::as_str), Some(value), "{profile:?} {kind}: {got:?}");
@@ -137,7 +150,11 @@ async fn late_2026_servers_get_usage_by_key_and_by_day() {
     world.advance(Duration::from_secs(40));
     pass(&agent).await;
     let key = world.waldur.api_keys(resource).remove(0);
-    assert_eq!(world.waldur.key_usages(key.uuid, "2026-11")["kestrel-8b:input"], dec("2.50"), "the chat key's tokens are not the project key's");
+    assert_eq!(
+        world.waldur.key_usages(key.uuid, "2026-11")["kestrel-8b:input"],
+        dec("2.50"),
+        "the chat key's tokens are not the project key's"
+    );
     assert_eq!(figure(&world, resource, "2026-11", "kestrel-8b:input"), "5.50");
     for (period, part) in [("2026-11-10", "5.00"), ("2026-11-12", "0.50"), ("2026-11", "5.50")] {
         assert_eq!(world.waldur.daily_usage(resource, "kestrel-8b:input", period), dec(part), "{period}");
@@ -157,10 +174,21 @@ async fn late_2026_servers_get_usage_by_key_and_by_day() {
     for _ in 0..2 {
         pass(&fresh).await;
     }
-    assert_eq!((world.waldur.key_usages(key.uuid, "2026-11")["kestrel-8b:input"], world.waldur.key_usages(key.uuid, "2026-12")["kestrel-8b:input"]), (dec("2.50"), dec("9.00")));
+    assert_eq!(
+        (
+            world.waldur.key_usages(key.uuid, "2026-11")["kestrel-8b:input"],
+            world.waldur.key_usages(key.uuid, "2026-12")["kestrel-8b:input"]
+        ),
+        (dec("2.50"), dec("9.00"))
+    );
     let writes = world.writes(Some(Peer::Waldur));
     assert_eq!((sent(&world).len(), writes.iter().filter(|call| call.contains("report_usage")).count()), (1, 2), "{writes:?}");
-    world.waldur.resources().iter().filter(|other| other.uuid != resource).for_each(|other| world.waldur.put_resource_state(other.uuid, "Terminated"));
+    world
+        .waldur
+        .resources()
+        .iter()
+        .filter(|other| other.uuid != resource)
+        .for_each(|other| world.waldur.put_resource_state(other.uuid, "Terminated"));
     world.check();
 }
 
@@ -176,7 +204,13 @@ async fn more_keys_than_the_aggregated_answer_lists_lose_nothing() {
         }
         let usage = |spend: &str| Usage { prompt_tokens: 1000, completion_tokens: 0, cached_tokens: 0, spend: dec(spend) };
         for n in 0..150 {
-            world.gateway.add_usage(Some(&format!("foreign-{n}")), &format!("key-{n}"), "kestrel-8b", at("2026-11-09T10:00:00Z"), usage("10.00"));
+            world.gateway.add_usage(
+                Some(&format!("foreign-{n}")),
+                &format!("key-{n}"),
+                "kestrel-8b",
+                at("2026-11-09T10:00:00Z"),
+                usage("10.00"),
+            );
         }
         world.gateway.add_usage(Some("litellm-dashboard"), "ui", "kestrel-8b", at("2026-11-09T10:00:00Z"), usage("2.00"));
         world.gateway.add_usage(None, "lost", "kestrel-8b", at("2026-11-09T10:00:00Z"), usage("5.00"));
@@ -259,7 +293,10 @@ async fn a_figure_never_falls_by_itself() {
     let other = Agent::new(world.config(""), world.clock.clone()).await.unwrap();
     let gateway = World::new(Profile::Late2026).await;
     let moved = Agent::new(
-        world.parse(&world.config_text("").replace(world.gateway.url().as_str(), gateway.gateway.url().as_str()).replace(&format!("{}/gateway-key", world.path("").display().to_string().trim_end_matches('/')), gateway.path("gateway-key").to_str().unwrap())),
+        world.parse(&world.config_text("").replace(world.gateway.url().as_str(), gateway.gateway.url().as_str()).replace(
+            &format!("{}/gateway-key", world.path("").display().to_string().trim_end_matches('/')),
+            gateway.path("gateway-key").to_str().unwrap(),
+        )),
         world.clock.clone(),
     )
     .await
@@ -268,9 +305,17 @@ async fn a_figure_never_falls_by_itself() {
     gateway.gateway.add_usage(Some(&id(resource)), "k", "kestrel-8b", at("2026-11-10T08:00:00Z"), usage);
     world.faults.reset_calls();
     pass(&moved).await;
-    assert_eq!(held(&world, resource, "2026-11"), BTreeMap::from([("input_tokens", "6.00"), ("output_tokens", "2.00"), ("spend", "3.00")].map(|(k, v)| (k.to_owned(), v.to_owned()))), "what grew is reported, what fell is kept");
+    assert_eq!(
+        held(&world, resource, "2026-11"),
+        BTreeMap::from([("input_tokens", "6.00"), ("output_tokens", "2.00"), ("spend", "3.00")].map(|(k, v)| (k.to_owned(), v.to_owned()))),
+        "what grew is reported, what fell is kept"
+    );
     let said = holds(&moved, "usage-lower");
-    assert!(said.contains("output_tokens: Waldur holds 2.00, the ledger shows 1.00") && said.contains("spend: Waldur holds 3.00, the ledger shows 1.00"), "{said}");
+    assert!(
+        said.contains("output_tokens: Waldur holds 2.00, the ledger shows 1.00")
+            && said.contains("spend: Waldur holds 3.00, the ledger shows 1.00"),
+        "{said}"
+    );
     // By the operator's word it falls.
     let how = How { allow_decrease: true, ..How::default() };
     moved.usage_pass(&Pass { how, ..Pass::default() }).await.unwrap();
@@ -320,7 +365,8 @@ async fn one_component_that_waldur_refuses_is_named_and_the_rest_is_reported() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_ledger_sends_nothing() {
-    let json = |body: &str| Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: body.into() };
+    let json =
+        |body: &str| Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: body.into() };
     let first_page_only = r#"{"results":[],"metadata":{"page":1,"total_pages":3,"has_more":false}}"#;
     let never_ends = r#"{"results":[],"metadata":{"page":1,"total_pages":1,"has_more":true}}"#;
     let nothing = r#"{"results":[],"metadata":{"page":1,"total_pages":0,"has_more":false}}"#;
@@ -352,7 +398,11 @@ async fn an_answer_that_is_no_ledger_sends_nothing() {
             }
             assert_eq!(sent(&world), Vec::<String>::new(), "{answer:?} at {path}");
             assert_eq!(figure(&world, resource, "2026-11", "spend"), "3.00");
-            assert!(agent.conditions.holds("usage-unread") || agent.conditions.holds("usage-withheld"), "{answer:?} at {path}: {:?}", agent.conditions.all());
+            assert!(
+                agent.conditions.holds("usage-unread") || agent.conditions.holds("usage-withheld"),
+                "{answer:?} at {path}: {:?}",
+                agent.conditions.all()
+            );
             world.faults.clear();
             pass(&agent).await;
             assert_eq!(figure(&world, resource, "2026-11", "spend"), "6.00");
@@ -376,7 +426,12 @@ async fn models_on_one_upstream_are_not_told_apart_and_so_not_billed_apart() {
     used(&world, resource, "kestrel-8b", "2026-11-09T08:00:00Z", 4000, 0, "0.04");
     pass(&agent).await;
     let got = held(&world, resource, "2026-11");
-    assert_eq!(got, BTreeMap::from([("input_tokens", "7.00"), ("kestrel-8b:input", "4.00"), ("spend", "0.07")].map(|(k, v)| (k.to_owned(), v.to_owned()))));
+    assert_eq!(
+        got,
+        BTreeMap::from(
+            [("input_tokens", "7.00"), ("kestrel-8b:input", "4.00"), ("spend", "0.07")].map(|(k, v)| (k.to_owned(), v.to_owned()))
+        )
+    );
     let said = holds(&agent, "usage-shared-upstream");
     assert!(said.contains("pub-a, pub-b share one upstream"), "{said}");
 }
@@ -535,7 +590,12 @@ async fn any_stream_of_calls_faults_and_restarts_ends_with_the_ledger() {
                 let resource = resources[usize::try_from(dice.roll(4)).unwrap()];
                 let model = ["kestrel-8b", "heron-70b", "qwen2.5-0.5b"][usize::try_from(dice.roll(3)).unwrap()];
                 let day = 1 + dice.roll(10);
-                let usage = Usage { prompt_tokens: dice.roll(5000), completion_tokens: dice.roll(300), cached_tokens: 0, spend: Decimal::new(i64::try_from(dice.roll(1_000_000)).unwrap(), 7) };
+                let usage = Usage {
+                    prompt_tokens: dice.roll(5000),
+                    completion_tokens: dice.roll(300),
+                    cached_tokens: 0,
+                    spend: Decimal::new(i64::try_from(dice.roll(1_000_000)).unwrap(), 7),
+                };
                 let key = format!("{}-{}", id(resource), dice.roll(3));
                 world.gateway.add_usage(Some(&id(resource)), &key, model, at(&format!("2026-11-{day:02}T08:00:00Z")), usage);
             }

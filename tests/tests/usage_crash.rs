@@ -26,9 +26,15 @@ fn faults() -> Vec<(&'static str, Fault)> {
         ("lost answer", Fault::LoseAnswer),
         ("500 after the effect", status(500, &[("content-type", "application/json")], r#"{"detail":"Internal error"}"#, true)),
         ("502 with HTML", status(502, &[("content-type", "text/html")], "<html><body>Bad Gateway</body></html>", false)),
-        ("429 with Retry-After", status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false)),
+        (
+            "429 with Retry-After",
+            status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false),
+        ),
         ("401", status(401, &[("content-type", "application/json")], r#"{"detail":"Invalid token."}"#, false)),
-        ("an empty object", Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: "{}".into() }),
+        (
+            "an empty object",
+            Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: "{}".into() },
+        ),
         ("truncated", Fault::Truncate),
         ("hang after", Fault::Hang { after_effect: true }),
         ("killed before", Fault::Kill { after_effect: false }),
@@ -54,11 +60,21 @@ impl Run {
     fn new(profile: Profile) -> Self {
         let simulators = runtime();
         let world = simulators.block_on(World::new(profile));
-        let resources: Vec<Uuid> = (0..2).map(|n| world.waldur.add_resource(world.offering, &world.project, &format!("llm-{n}"), &["kestrel-8b"], &[("max_budget", "50")])).collect();
+        let resources: Vec<Uuid> = (0..2)
+            .map(|n| {
+                world.waldur.add_resource(world.offering, &world.project, &format!("llm-{n}"), &["kestrel-8b"], &[("max_budget", "50")])
+            })
+            .collect();
         for (month, cents) in MONTHS {
             for (resource, cents) in resources.iter().zip(cents).filter(|(_, cents)| *cents > 0) {
                 let usage = Usage { prompt_tokens: 1000, completion_tokens: 0, cached_tokens: 0, spend: Decimal::new(cents, 2) };
-                world.gateway.add_usage(Some(&resource.simple().to_string()), &format!("k-{}", resource.simple()), "kestrel-8b", format!("{month}-01T00:30:00Z").parse().unwrap(), usage);
+                world.gateway.add_usage(
+                    Some(&resource.simple().to_string()),
+                    &format!("k-{}", resource.simple()),
+                    "kestrel-8b",
+                    format!("{month}-01T00:30:00Z").parse().unwrap(),
+                    usage,
+                );
             }
         }
         if profile == Profile::Y2024 {
@@ -127,7 +143,8 @@ fn crash_everywhere(profile: Profile) {
     clean.verify(true).unwrap();
     let calls = clean.world.faults.count();
     assert!(calls > 8, "{calls}");
-    let runs: Vec<(usize, &'static str, Fault)> = (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
+    let runs: Vec<(usize, &'static str, Fault)> =
+        (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -137,7 +154,14 @@ fn crash_everywhere(profile: Profile) {
                     let run = Run::new(profile);
                     run.world.faults.at_call(*k, fault.clone());
                     if let Err(problem) = run.to_rest() {
-                        let call = run.world.faults.calls().into_iter().find(|call| call.fault).map(|call| format!("{} {}", call.method, call.path)).unwrap_or_default();
+                        let call = run
+                            .world
+                            .faults
+                            .calls()
+                            .into_iter()
+                            .find(|call| call.fault)
+                            .map(|call| format!("{} {}", call.method, call.path))
+                            .unwrap_or_default();
                         failures.lock().unwrap().push(format!("{name} at call {k} ({call}): {problem}"));
                     }
                     run.simulators.shutdown_background();

@@ -137,7 +137,11 @@ async fn months_that_cannot_be_billed_are_noted_one_beside_the_other_and_outlive
     world.beat(&agent).await;
     spent(&world, resource, "2026-11-30T23:58:30Z", 1000, "1.00");
     spent(&world, resource, "2026-12-01T00:00:10Z", 2000, "2.00");
-    world.faults.add(Rule::new(Fault::Status { status: 400, headers: Vec::new(), body: r#"{"usages":["no"]}"#.into(), after_effect: false }).peer(Peer::Waldur).path("set_usage"));
+    world.faults.add(
+        Rule::new(Fault::Status { status: 400, headers: Vec::new(), body: r#"{"usages":["no"]}"#.into(), after_effect: false })
+            .peer(Peer::Waldur)
+            .path("set_usage"),
+    );
     world.run_to_rest(&agent, 60).await;
     assert_eq!(world.waldur.order_state(order), "done");
     let noted = |months: &[&str]| {
@@ -308,7 +312,10 @@ async fn the_commands_say_what_they_do_and_exit_by_it() {
     let json: Value = serde_json::from_str(&run(&world, &["audit", "--json"], 0, &[]).await).unwrap();
     assert_eq!((json["unexplained"].as_u64(), json["month"].as_str()), (Some(0), Some(month.as_str())));
     let row = json["rows"].as_array().unwrap().iter().find(|row| row["component"] == "spend").unwrap();
-    assert_eq!((row["waldur"].as_str(), row["daily"].as_str(), row["log"].as_str(), row["daily_exact"].as_str()), (Some("1.01"), Some("1.01"), Some("1.01"), Some("1.005")));
+    assert_eq!(
+        (row["waldur"].as_str(), row["daily"].as_str(), row["log"].as_str(), row["daily_exact"].as_str()),
+        (Some("1.01"), Some("1.01"), Some("1.01"), Some("1.005"))
+    );
     let csv = run(&world, &["audit", "--csv"], 0, &[]).await;
     let mut lines = csv.lines();
     assert_eq!(lines.next(), Some("month,resource,slug,model,component,waldur,daily,log,daily_exact,log_exact,reason"));

@@ -48,7 +48,13 @@ fn sent(world: &World) -> usize {
 }
 
 fn said(agent: &Agent, name: &str) -> String {
-    agent.conditions.all().into_iter().filter(|(n, ..)| *n == name).map(|(_, subject, condition)| format!("{subject} {}", condition.message)).collect()
+    agent
+        .conditions
+        .all()
+        .into_iter()
+        .filter(|(n, ..)| *n == name)
+        .map(|(_, subject, condition)| format!("{subject} {}", condition.message))
+        .collect()
 }
 
 #[tokio::test]
@@ -75,7 +81,10 @@ async fn a_closed_month_is_never_filed_under_the_running_one() {
     }
     assert_eq!(sent(&world), 0);
     let late = said(&agent, "usage-unreported");
-    assert!(late.contains("late rows of 2026-11 are not sent") && late.contains(&id(resource)) && late.contains("spend +1.10 to 4813.60"), "{late}");
+    assert!(
+        late.contains("late rows of 2026-11 are not sent") && late.contains(&id(resource)) && late.contains("spend +1.10 to 4813.60"),
+        "{late}"
+    );
     let audit = agent.audit("2026-11".parse().unwrap(), None).await.unwrap();
     let row = audit.rows.iter().find(|row| row.kind == "spend").unwrap();
     assert_eq!((row.waldur.unwrap().to_string(), row.daily.to_string(), row.unexplained), ("4812.50".into(), "4813.60".into(), true));
@@ -102,7 +111,11 @@ async fn a_closed_month_is_never_filed_under_the_running_one() {
         spent(&world, resource, "2026-12-01T02:00:00Z", "3.20");
         spent(&world, resource, "2026-11-30T23:59:00Z", "1.10");
         pass(&agent).await;
-        assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("4813.60".into(), "3.20".into()), "{profile:?}");
+        assert_eq!(
+            (spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")),
+            ("4813.60".into(), "3.20".into()),
+            "{profile:?}"
+        );
         // After the late days nothing more is sent.
         world.set_time("2026-12-04T00:00:01Z");
         spent(&world, resource, "2026-11-30T23:59:00Z", "1.10");
@@ -126,7 +139,11 @@ async fn an_agent_that_was_down_over_the_boundary_catches_up_where_it_can() {
         let agent = world.agent().await;
         pass(&agent).await;
         let december = if profile == Profile::Y2024 { "7.00" } else { "9.00" };
-        assert_eq!((spend(&world, resource, "2026-12"), spend(&world, resource, "2027-01")), (december.into(), "0.50".into()), "{profile:?}");
+        assert_eq!(
+            (spend(&world, resource, "2026-12"), spend(&world, resource, "2027-01")),
+            (december.into(), "0.50".into()),
+            "{profile:?}"
+        );
         assert_eq!(said(&agent, "usage-unreported").contains("spend +2.00 to 9.00"), profile == Profile::Y2024);
     }
 }
@@ -181,7 +198,12 @@ async fn a_pass_over_which_the_month_ends_reports_nothing_more() {
             gateway.add_usage(Some(&key), "k", "kestrel-8b", at("2026-12-01T00:00:00.500Z"), usage);
         });
         pass(&agent).await;
-        assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("7.00".into(), "none".into()), "month's end before call {k}: {}", calls[k - 1]);
+        assert_eq!(
+            (spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")),
+            ("7.00".into(), "none".into()),
+            "month's end before call {k}: {}",
+            calls[k - 1]
+        );
         pass(&agent).await;
         assert_eq!(spend(&world, resource, "2026-12"), "1.00");
         assert_eq!(spend(&world, resource, "2026-11"), "7.00");
@@ -242,7 +264,10 @@ async fn every_month_is_right(zone: &str, month_end: &str) {
         let world = World::new(profile).await;
         world.waldur.set_zone(TimeZone::get(zone).unwrap());
         let start = at(&format!("{month_end}T00:00:00Z"));
-        let agent = Agent::new(world.parse(&world.config_text("").replace("waldur: {", &format!("waldur: {{zone: {zone}, "))), world.clock.clone()).await.unwrap();
+        let agent =
+            Agent::new(world.parse(&world.config_text("").replace("waldur: {", &format!("waldur: {{zone: {zone}, "))), world.clock.clone())
+                .await
+                .unwrap();
         world.set_time(&start.to_string());
         let resource = sold(&world, "aurora");
         let (mut old, mut new) = (Decimal::ZERO, Decimal::ZERO);
@@ -251,7 +276,11 @@ async fn every_month_is_right(zone: &str, month_end: &str) {
             let call = now.checked_sub(jiff::SignedDuration::from_mins(1)).unwrap();
             world.set_time(&now.to_string());
             spent(&world, resource, &call.to_string(), "1.00");
-            if call.to_string().starts_with(month_end) { old += Decimal::ONE } else { new += Decimal::ONE }
+            if call.to_string().starts_with(month_end) {
+                old += Decimal::ONE
+            } else {
+                new += Decimal::ONE
+            }
             pass(&agent).await;
             let told = |month: &str| world.waldur.usages(resource, month).get("spend").copied().unwrap_or_default();
             let next = start.checked_add(jiff::SignedDuration::from_hours(24)).unwrap();
@@ -342,7 +371,11 @@ async fn months_are_filled_in_later_where_the_server_takes_them() {
     }
     let month = |text: &str| Some(vec![text.parse().unwrap()]);
     let dry = agent.usage_pass(&Pass { how: How { dry_run: true, ..How::default() }, months: month("2026-11"), only: None }).await.unwrap();
-    assert!(matches!(&dry.lines[0].outcome, Ok(Outcome::Would(changes)) if changes[0].to_string() == "spend +2.00 to 2.00"), "{:?}", dry.lines);
+    assert!(
+        matches!(&dry.lines[0].outcome, Ok(Outcome::Would(changes)) if changes[0].to_string() == "spend +2.00 to 2.00"),
+        "{:?}",
+        dry.lines
+    );
     assert_eq!(world.writes(None), Vec::<String>::new());
     for _ in 0..2 {
         let done = agent.usage_pass(&Pass { months: month("2026-11"), ..Pass::default() }).await.unwrap();

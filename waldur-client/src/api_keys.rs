@@ -37,11 +37,7 @@ pub struct ApiKey {
     #[serde(deserialize_with = "lenient::uuid")]
     pub uuid: Uuid,
     /// The resource.
-    #[serde(
-        default,
-        rename = "resource_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "resource_uuid", deserialize_with = "lenient::opt_uuid")]
     pub resource: Option<Uuid>,
     /// Our name for it, unique for ever.
     #[serde(default, deserialize_with = "lenient::text")]
@@ -99,23 +95,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Class::NoSuchRoute`](crate::Class::NoSuchRoute) on servers that have no API keys.
-    pub async fn report_api_key_created(
-        &self,
-        resource: Uuid,
-        client_id: &str,
-        key: &SecretString,
-    ) -> Result<()> {
-        let body = Created {
-            resource: resource.simple().to_string(),
-            client_id,
-            api_key: key.expose_secret(),
-        };
-        self.post_secret(
-            "marketplace-resource-api-keys/report_created/",
-            &body,
-            &[key],
-        )
-        .await
-        .map(drop)
+    pub async fn report_api_key_created(&self, resource: Uuid, client_id: &str, key: &SecretString) -> Result<()> {
+        let body = Created { resource: resource.simple().to_string(), client_id, api_key: key.expose_secret() };
+        self.post_secret("marketplace-resource-api-keys/report_created/", &body, &[key]).await.map(drop)
     }
 }

@@ -40,15 +40,9 @@ impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Token(_) => f.write_str("Token(***)"),
-            Self::Oidc {
-                token_url,
-                client_id,
-                ..
-            } => f
-                .debug_struct("Oidc")
-                .field("token_host", &token_url.host_str())
-                .field("client_id", client_id)
-                .finish_non_exhaustive(),
+            Self::Oidc { token_url, client_id, .. } => {
+                f.debug_struct("Oidc").field("token_host", &token_url.host_str()).field("client_id", client_id).finish_non_exhaustive()
+            }
         }
     }
 }
@@ -85,10 +79,7 @@ struct Bearer {
 
 impl Authenticator {
     pub(crate) fn new(auth: Auth) -> Self {
-        Self {
-            auth,
-            bearer: Mutex::default(),
-        }
+        Self { auth, bearer: Mutex::default() }
     }
 
     pub(crate) fn settings(&self) -> &Auth {
@@ -99,11 +90,7 @@ impl Authenticator {
     pub(crate) async fn credential(&self, http: &reqwest::Client) -> Result<Credential, ErrorKind> {
         match &self.auth {
             Auth::Token(source) => Credential::new("Token", read(source)?, None),
-            Auth::Oidc {
-                token_url,
-                client_id,
-                client_secret,
-            } => {
+            Auth::Oidc { token_url, client_id, client_secret } => {
                 let mut bearer = self.bearer.lock().await;
                 if let Some((token, renew_at)) = &bearer.token
                     && Instant::now() < *renew_at
@@ -139,22 +126,13 @@ impl Credential {
         let text = secret.expose_secret();
         if text.is_empty() || text.contains(|c: char| !c.is_ascii_graphic()) {
             return Err(ErrorKind::Credential {
-                message:
-                    "the token is empty or holds blanks or characters that a token cannot have"
-                        .to_owned(),
+                message: "the token is empty or holds blanks or characters that a token cannot have".to_owned(),
             });
         }
-        let mut header = HeaderValue::from_str(&format!("{scheme} {text}")).map_err(|_| {
-            ErrorKind::Credential {
-                message: "the token cannot be sent in a header".to_owned(),
-            }
-        })?;
+        let mut header = HeaderValue::from_str(&format!("{scheme} {text}"))
+            .map_err(|_| ErrorKind::Credential { message: "the token cannot be sent in a header".to_owned() })?;
         header.set_sensitive(true);
-        Ok(Self {
-            header,
-            secret,
-            login,
-        })
+        Ok(Self { header, secret, login })
     }
 }
 
@@ -185,31 +163,16 @@ async fn login(
     secret: &SecretString,
 ) -> Result<(SecretString, Duration), ErrorKind> {
     let host = token_url.host_str().unwrap_or_default();
-    let unreachable = |cause: String| ErrorKind::Unreachable {
-        cause: format!("token endpoint {host}: {cause}"),
-    };
-    let form = [
-        ("grant_type", "client_credentials"),
-        ("client_id", client_id),
-        ("client_secret", secret.expose_secret()),
-    ];
-    let response = http
-        .post(token_url.clone())
-        .form(&form)
-        .send()
-        .await
-        .map_err(|error| unreachable(cause_chain(error)))?;
+    let unreachable = |cause: String| ErrorKind::Unreachable { cause: format!("token endpoint {host}: {cause}") };
+    let form = [("grant_type", "client_credentials"), ("client_id", client_id), ("client_secret", secret.expose_secret())];
+    let response = http.post(token_url.clone()).form(&form).send().await.map_err(|error| unreachable(cause_chain(error)))?;
     let status = response.status().as_u16();
     if (300..400).contains(&status) {
         return Err(ErrorKind::Credential {
-            message: format!(
-                "token endpoint {host} answered {status}, a redirect: set the final address"
-            ),
+            message: format!("token endpoint {host} answered {status}, a redirect: set the final address"),
         });
     }
-    let body = read_capped(response, MAX_LOGIN_BODY)
-        .await
-        .map_err(|fault| unreachable(fault.to_string()))?;
+    let body = read_capped(response, MAX_LOGIN_BODY).await.map_err(|fault| unreachable(fault.to_string()))?;
     match status {
         200 | 201 => {}
         400..=499 if status != 408 && status != 429 => {
@@ -218,21 +181,16 @@ async fn login(
             let why = format!("{} {}", refusal.error, refusal.error_description);
             let why = Scrub::new(&known).clean(&why);
             return Err(ErrorKind::Credential {
-                message: format!(
-                    "token endpoint {host} refused client {client_id} with {status}: {why}"
-                ),
+                message: format!("token endpoint {host} refused client {client_id} with {status}: {why}"),
             });
         }
         _ => return Err(unreachable(format!("answered {status}"))),
     }
     // The parser's message may quote the token, so only the fact is passed on.
-    let login: Login = serde_json::from_slice(&body)
-        .map_err(|_| unreachable("answered without a readable access_token".to_owned()))?;
+    let login: Login = serde_json::from_slice(&body).map_err(|_| unreachable("answered without a readable access_token".to_owned()))?;
     let life = login
         .expires_in
         .and_then(|seconds| u64::try_from(seconds.trunc()).ok())
-        .map_or(DEFAULT_LIFE, |seconds| {
-            Duration::from_secs(seconds).min(MAX_LIFE)
-        });
+        .map_or(DEFAULT_LIFE, |seconds| Duration::from_secs(seconds).min(MAX_LIFE));
     Ok((login.access_token, life))
 }

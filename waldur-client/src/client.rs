@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
-use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, LOCATION, RETRY_AFTER,
-};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, LOCATION, RETRY_AFTER};
 use secrecy::SecretString;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -81,10 +79,7 @@ struct Inner {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("base", &self.inner.base.as_str())
-            .field("auth", self.inner.auth.settings())
-            .finish_non_exhaustive()
+        f.debug_struct("Client").field("base", &self.inner.base.as_str()).field("auth", self.inner.auth.settings()).finish_non_exhaustive()
     }
 }
 
@@ -114,13 +109,9 @@ impl Client {
         }
         if let Some(pem) = &settings.ca_bundle {
             let certificates =
-                reqwest::Certificate::from_pem_bundle(pem).map_err(|error| BuildError::BadCa {
-                    reason: cause_chain(error),
-                })?;
+                reqwest::Certificate::from_pem_bundle(pem).map_err(|error| BuildError::BadCa { reason: cause_chain(error) })?;
             if certificates.is_empty() {
-                return Err(BuildError::BadCa {
-                    reason: "it holds no certificate".to_owned(),
-                });
+                return Err(BuildError::BadCa { reason: "it holds no certificate".to_owned() });
             }
             builder = builder.tls_certs_merge(certificates);
         } else if base.scheme() == "http" && !logs_in_over_tls(&settings.auth) {
@@ -159,11 +150,7 @@ impl Client {
     }
 
     /// Reads one object.
-    pub(crate) async fn get<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        query: &[(&str, String)],
-    ) -> Result<T> {
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str, query: &[(&str, String)]) -> Result<T> {
         let answer = self.get_answer(path, query).await?;
         answer.decode()
     }
@@ -171,13 +158,7 @@ impl Client {
     /// Reads a body with its headers.
     pub(crate) async fn get_answer(&self, path: &str, query: &[(&str, String)]) -> Result<Answer> {
         let url = self.url(path, query)?;
-        self.send(Request {
-            method: reqwest::Method::GET,
-            url,
-            body: None,
-            secrets: &[],
-        })
-        .await
+        self.send(Request { method: reqwest::Method::GET, url, body: None, secrets: &[] }).await
     }
 
     /// Makes a change. Success is the status alone.
@@ -186,39 +167,21 @@ impl Client {
     }
 
     /// Makes a change whose body holds secrets, which are kept out of any error.
-    pub(crate) async fn post_secret<B: Serialize + ?Sized>(
-        &self,
-        path: &str,
-        body: &B,
-        secrets: &[&SecretString],
-    ) -> Result<Answer> {
+    pub(crate) async fn post_secret<B: Serialize + ?Sized>(&self, path: &str, body: &B, secrets: &[&SecretString]) -> Result<Answer> {
         let url = self.url(path, &[])?;
         let body = serde_json::to_vec(body).map_err(|error| Error {
             method: "POST",
             path: url.path().to_owned(),
-            kind: ErrorKind::Unreachable {
-                cause: format!(
-                    "the request cannot be written: {}",
-                    lenient::plain_cause(&error)
-                ),
-            },
+            kind: ErrorKind::Unreachable { cause: format!("the request cannot be written: {}", lenient::plain_cause(&error)) },
         })?;
-        self.send(Request {
-            method: reqwest::Method::POST,
-            url,
-            body: Some(body),
-            secrets,
-        })
-        .await
+        self.send(Request { method: reqwest::Method::POST, url, body: Some(body), secrets }).await
     }
 
     fn url(&self, path: &str, query: &[(&str, String)]) -> Result<Url> {
         let mut url = self.inner.base.join(path).map_err(|error| Error {
             method: "GET",
             path: path.to_owned(),
-            kind: ErrorKind::Unreachable {
-                cause: format!("the address cannot be made: {error}"),
-            },
+            kind: ErrorKind::Unreachable { cause: format!("the address cannot be made: {error}") },
         })?;
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
@@ -237,11 +200,7 @@ impl Client {
         let (method, path) = (request.method_name(), request.url.path());
         let ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::debug!(method, path, status, ms, "Waldur call");
-        result.map_err(|kind| Error {
-            method,
-            path: path.to_owned(),
-            kind,
-        })
+        result.map_err(|kind| Error { method, path: path.to_owned(), kind })
     }
 
     async fn send_authenticated(&self, request: &Request<'_>) -> Result<Answer, ErrorKind> {
@@ -256,11 +215,7 @@ impl Client {
         }
     }
 
-    async fn attempt(
-        &self,
-        request: &Request<'_>,
-        credential: &Credential,
-    ) -> Result<Answer, ErrorKind> {
+    async fn attempt(&self, request: &Request<'_>, credential: &Credential) -> Result<Answer, ErrorKind> {
         let mut builder = self
             .inner
             .http
@@ -268,9 +223,7 @@ impl Client {
             .header(AUTHORIZATION, credential.header.clone())
             .header(ACCEPT, "application/json");
         if let Some(body) = &request.body {
-            builder = builder
-                .header(CONTENT_TYPE, "application/json")
-                .body(body.clone());
+            builder = builder.header(CONTENT_TYPE, "application/json").body(body.clone());
         }
         let response = builder.send().await.map_err(transport_kind)?;
 
@@ -280,31 +233,17 @@ impl Client {
             let seconds = date.timestamp().as_second();
             self.inner.server_date.store(seconds, Ordering::Relaxed);
         }
-        let known: Vec<&SecretString> = request
-            .secrets
-            .iter()
-            .copied()
-            .chain([&credential.secret])
-            .collect();
+        let known: Vec<&SecretString> = request.secrets.iter().copied().chain([&credential.secret]).collect();
         let scrub = Scrub::new(&known);
         match (&request.body, status) {
             (None, 200) => {
-                let body = read_capped(response, MAX_BODY)
-                    .await
-                    .map_err(|fault| match fault {
-                        BodyFault::TooLarge => ErrorKind::TooLarge,
-                        BodyFault::Lost(cause) => ErrorKind::Interrupted { cause },
-                    })?;
-                let body = String::from_utf8(body).map_err(|_| ErrorKind::Decode {
-                    at: ".".to_owned(),
-                    cause: "the body is not UTF-8".to_owned(),
+                let body = read_capped(response, MAX_BODY).await.map_err(|fault| match fault {
+                    BodyFault::TooLarge => ErrorKind::TooLarge,
+                    BodyFault::Lost(cause) => ErrorKind::Interrupted { cause },
                 })?;
-                Ok(Answer {
-                    path: request.url.path().to_owned(),
-                    status,
-                    headers,
-                    body,
-                })
+                let body = String::from_utf8(body)
+                    .map_err(|_| ErrorKind::Decode { at: ".".to_owned(), cause: "the body is not UTF-8".to_owned() })?;
+                Ok(Answer { path: request.url.path().to_owned(), status, headers, body })
             }
             (Some(_), 200 | 201 | 202 | 204) => {
                 // Read so that the connection can be used again. What it says is not needed for success; that it
@@ -314,17 +253,9 @@ impl Client {
                     Err(BodyFault::TooLarge) => "(too large)".to_owned(),
                     Err(BodyFault::Lost(cause)) => return Err(ErrorKind::Interrupted { cause }),
                 };
-                Ok(Answer {
-                    path: request.url.path().to_owned(),
-                    status,
-                    headers,
-                    body,
-                })
+                Ok(Answer { path: request.url.path().to_owned(), status, headers, body })
             }
-            (_, 301 | 302 | 303 | 307 | 308) => Err(ErrorKind::Redirected {
-                status,
-                location_host: location_host(&request.url, &headers),
-            }),
+            (_, 301 | 302 | 303 | 307 | 308) => Err(ErrorKind::Redirected { status, location_host: location_host(&request.url, &headers) }),
             _ => {
                 // The status alone is an answer: a refusal whose text is lost or endless is still a refusal.
                 let body = read_prefix(response, MAX_SMALL_BODY).await;
@@ -374,31 +305,17 @@ impl Answer {
             method: "GET",
             path: self.path.clone(),
             // A parser's message can quote the body.
-            kind: ErrorKind::Decode {
-                at,
-                cause: Scrub::default().clean(&cause),
-            },
+            kind: ErrorKind::Decode { at, cause: Scrub::default().clean(&cause) },
         };
-        let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-            failed(
-                error.path().to_string(),
-                lenient::plain_cause(error.inner()),
-            )
-        })?;
-        json.end()
-            .map_err(|error| failed(".".to_owned(), lenient::plain_cause(&error)))?;
+        let value = serde_path_to_error::deserialize(&mut json)
+            .map_err(|error| failed(error.path().to_string(), lenient::plain_cause(error.inner())))?;
+        json.end().map_err(|error| failed(".".to_owned(), lenient::plain_cause(&error)))?;
         Ok(value)
     }
 
     /// `X-Result-Count`: how many rows the whole list has.
     pub(crate) fn result_count(&self) -> Option<usize> {
-        self.headers
-            .get("x-result-count")?
-            .to_str()
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+        self.headers.get("x-result-count")?.to_str().ok()?.trim().parse().ok()
     }
 
     /// Whether `Link` names a next page; none without a `Link`. Only the fact is used, never the address.
@@ -410,9 +327,7 @@ impl Answer {
 
 fn kind_status(kind: &ErrorKind) -> u16 {
     match kind {
-        ErrorKind::Status { status, .. }
-        | ErrorKind::Redirected { status, .. }
-        | ErrorKind::Foreign { status, .. } => *status,
+        ErrorKind::Status { status, .. } | ErrorKind::Redirected { status, .. } | ErrorKind::Foreign { status, .. } => *status,
         _ => 0,
     }
 }
@@ -428,12 +343,7 @@ fn base_url(mut url: Url, allow_insecure_http: bool) -> Result<Url, BuildError> 
 }
 
 fn check_url(what: &'static str, url: &Url, allow_insecure_http: bool) -> Result<(), BuildError> {
-    let bad = |reason: &str| {
-        Err(BuildError::BadUrl {
-            what,
-            reason: reason.to_owned(),
-        })
-    };
+    let bad = |reason: &str| Err(BuildError::BadUrl { what, reason: reason.to_owned() });
     if !matches!(url.scheme(), "http" | "https") {
         return bad("it must begin with https://");
     }
@@ -447,10 +357,7 @@ fn check_url(what: &'static str, url: &Url, allow_insecure_http: bool) -> Result
         return bad("it has a query or a fragment: leave out everything from ? or # on");
     }
     if url.scheme() == "http" && !is_loopback(url) && !allow_insecure_http {
-        return Err(BuildError::InsecureHttp {
-            what,
-            url: format!("http://{}", url.host_str().unwrap_or_default()),
-        });
+        return Err(BuildError::InsecureHttp { what, url: format!("http://{}", url.host_str().unwrap_or_default()) });
     }
     Ok(())
 }
@@ -468,11 +375,7 @@ fn is_loopback(url: &Url) -> bool {
 fn transport_kind(error: reqwest::Error) -> ErrorKind {
     let not_sent = error.is_connect() || error.is_builder();
     let cause = cause_chain(error);
-    if not_sent {
-        ErrorKind::Unreachable { cause }
-    } else {
-        ErrorKind::Interrupted { cause }
-    }
+    if not_sent { ErrorKind::Unreachable { cause } } else { ErrorKind::Interrupted { cause } }
 }
 
 /// All causes of a transport error in one line, without the address (which carries the query).
@@ -507,10 +410,7 @@ impl fmt::Display for BodyFault {
 }
 
 /// Reads a body of at most `cap` bytes.
-pub(crate) async fn read_capped(
-    mut response: reqwest::Response,
-    cap: usize,
-) -> Result<Vec<u8>, BodyFault> {
+pub(crate) async fn read_capped(mut response: reqwest::Response, cap: usize) -> Result<Vec<u8>, BodyFault> {
     let cap_bytes = u64::try_from(cap).unwrap_or(u64::MAX);
     if response.content_length().is_some_and(|len| len > cap_bytes) {
         return Err(BodyFault::TooLarge);
@@ -540,10 +440,7 @@ async fn read_prefix(mut response: reqwest::Response, cap: usize) -> Vec<u8> {
 }
 
 fn header(headers: &HeaderMap, name: reqwest::header::HeaderName) -> &str {
-    headers
-        .get(name)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default()
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 /// `Retry-After` in seconds, or as a date measured against the server's own `Date`, so that no clocks are compared.
@@ -585,14 +482,8 @@ mod tests {
             assert_eq!(base(url).unwrap(), "https://w.example.org/api/", "{url}");
         }
         // A suffix is removed, not its letters.
-        assert_eq!(
-            base("https://w.example.org/papi").unwrap(),
-            "https://w.example.org/papi/api/"
-        );
-        assert_eq!(
-            base("https://w.example.org/waldur/api").unwrap(),
-            "https://w.example.org/waldur/api/"
-        );
+        assert_eq!(base("https://w.example.org/papi").unwrap(), "https://w.example.org/papi/api/");
+        assert_eq!(base("https://w.example.org/waldur/api").unwrap(), "https://w.example.org/waldur/api/");
     }
 
     #[test]
@@ -609,11 +500,7 @@ mod tests {
             let error = base(url).unwrap_err();
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
-        for url in [
-            "http://localhost:8000",
-            "http://127.0.0.1:1",
-            "http://[::1]:1",
-        ] {
+        for url in ["http://localhost:8000", "http://127.0.0.1:1", "http://[::1]:1"] {
             assert!(base(url).is_ok(), "{url}");
         }
         assert!(base_url("http://w.example.org".parse().unwrap(), true).is_ok());
@@ -625,20 +512,11 @@ mod tests {
         assert_eq!(retry_after(&headers), None);
         headers.insert(RETRY_AFTER, HeaderValue::from_static("7"));
         assert_eq!(retry_after(&headers), Some(Duration::from_secs(7)));
-        headers.insert(
-            RETRY_AFTER,
-            HeaderValue::from_static("Mon, 30 Nov 2026 10:01:30 GMT"),
-        );
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("Mon, 30 Nov 2026 10:01:30 GMT"));
         assert_eq!(retry_after(&headers), None);
-        headers.insert(
-            DATE,
-            HeaderValue::from_static("Mon, 30 Nov 2026 10:00:00 GMT"),
-        );
+        headers.insert(DATE, HeaderValue::from_static("Mon, 30 Nov 2026 10:00:00 GMT"));
         assert_eq!(retry_after(&headers), Some(Duration::from_secs(90)));
-        headers.insert(
-            DATE,
-            HeaderValue::from_static("Mon, 30 Nov 2026 11:00:00 GMT"),
-        );
+        headers.insert(DATE, HeaderValue::from_static("Mon, 30 Nov 2026 11:00:00 GMT"));
         assert_eq!(retry_after(&headers), Some(Duration::ZERO));
         headers.insert(RETRY_AFTER, HeaderValue::from_static("soon"));
         assert_eq!(retry_after(&headers), None);

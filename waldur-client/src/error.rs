@@ -16,9 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum BuildError {
     /// A credential would travel unencrypted to another machine.
-    #[error(
-        "{what} {url} is plain http to another host: use https, or set allow_insecure_http if the network in between is trusted"
-    )]
+    #[error("{what} {url} is plain http to another host: use https, or set allow_insecure_http if the network in between is trusted")]
     InsecureHttp {
         /// Which setting.
         what: &'static str,
@@ -182,9 +180,7 @@ impl Error {
     /// The HTTP status, where there was an answer that failed by its status.
     pub fn status(&self) -> Option<u16> {
         match &self.kind {
-            ErrorKind::Status { status, .. }
-            | ErrorKind::Redirected { status, .. }
-            | ErrorKind::Foreign { status, .. } => Some(*status),
+            ErrorKind::Status { status, .. } | ErrorKind::Redirected { status, .. } | ErrorKind::Foreign { status, .. } => Some(*status),
             _ => None,
         }
     }
@@ -198,9 +194,7 @@ impl fmt::Display for ErrorKind {
             }
             Self::Unreachable { cause } => write!(f, "Waldur cannot be reached: {cause}"),
             Self::Interrupted { cause } => write!(f, "the answer was lost: {cause}"),
-            Self::Status {
-                status, message, ..
-            } => {
+            Self::Status { status, message, .. } => {
                 write!(f, "Waldur answered {status}")?;
                 if !message.is_empty() {
                     write!(f, ": {message}")?;
@@ -212,25 +206,17 @@ impl fmt::Display for ErrorKind {
                 }
             }
             Self::Decode { at, cause } => write!(f, "the answer cannot be read at {at}: {cause}"),
-            Self::Redirected {
-                status,
-                location_host,
-            } => {
+            Self::Redirected { status, location_host } => {
                 write!(f, "Waldur answered {status}, a redirect")?;
                 if let Some(host) = location_host {
                     write!(f, " to {host}")?;
                 }
-                f.write_str(
-                    "; redirects are not followed: set the API URL to the final address, with https",
-                )
+                f.write_str("; redirects are not followed: set the API URL to the final address, with https")
             }
             Self::Incomplete { message } => write!(f, "the list is not complete: {message}"),
             Self::TooLarge => f.write_str("the answer is too large"),
             Self::Foreign { status, message } => {
-                write!(
-                    f,
-                    "a {status} that does not come from Waldur (check the ingress): {message}"
-                )
+                write!(f, "a {status} that does not come from Waldur (check the ingress): {message}")
             }
         }
     }
@@ -265,18 +251,9 @@ impl Refusal<'_> {
 
         let from_waldur = json.is_some() || body.is_empty() || (html && !is_proxy_page(body));
         if self.status == 404 && !from_waldur {
-            return ErrorKind::Foreign {
-                status: self.status,
-                message,
-            };
+            return ErrorKind::Foreign { status: self.status, message };
         }
-        ErrorKind::Status {
-            status: self.status,
-            message,
-            html,
-            retry_after: self.retry_after,
-            fields,
-        }
+        ErrorKind::Status { status: self.status, message, html, retry_after: self.retry_after, fields }
     }
 }
 
@@ -285,13 +262,7 @@ const MAX_FIELDS: usize = 100;
 /// Deepest nesting looked at.
 const MAX_DEPTH: usize = 8;
 
-fn flatten(
-    value: &Value,
-    at: String,
-    depth: usize,
-    scrub: Scrub<'_>,
-    out: &mut BTreeMap<String, Vec<String>>,
-) {
+fn flatten(value: &Value, at: String, depth: usize, scrub: Scrub<'_>, out: &mut BTreeMap<String, Vec<String>>) {
     if depth > MAX_DEPTH || (out.len() >= MAX_FIELDS && !out.contains_key(&at)) {
         return;
     }
@@ -300,11 +271,7 @@ fn flatten(
         Value::Object(map) => {
             for (key, inner) in map {
                 let key = scrub.clean(key);
-                let at = if at.is_empty() {
-                    key
-                } else {
-                    format!("{at}.{key}")
-                };
+                let at = if at.is_empty() { key } else { format!("{at}.{key}") };
                 flatten(inner, at, depth + 1, scrub, out);
             }
         }
@@ -351,17 +318,12 @@ fn page_title(html: &str) -> String {
         let len = lower.get(from..)?.find("</title>")?;
         html.get(from..from + len)
     });
-    title.map_or_else(
-        || "an HTML page".to_owned(),
-        |title| title.trim().to_owned(),
-    )
+    title.map_or_else(|| "an HTML page".to_owned(), |title| title.trim().to_owned())
 }
 
 /// The stock error pages of the usual ingress controllers, which are about the ingress and not about Waldur.
 fn is_proxy_page(html: &str) -> bool {
-    ["<center>nginx", "<center>openresty", "<address>Apache"]
-        .iter()
-        .any(|mark| html.contains(mark))
+    ["<center>nginx", "<center>openresty", "<address>Apache"].iter().any(|mark| html.contains(mark))
 }
 
 #[cfg(test)]
@@ -370,25 +332,13 @@ mod tests {
     use super::*;
 
     fn error(method: &'static str, status: u16, content_type: &str, body: &str) -> Error {
-        let kind = Refusal {
-            status,
-            content_type,
-            retry_after: None,
-            body,
-        }
-        .into_kind(Scrub::default());
-        Error {
-            method,
-            path: "/api/x/".into(),
-            kind,
-        }
+        let kind = Refusal { status, content_type, retry_after: None, body }.into_kind(Scrub::default());
+        Error { method, path: "/api/x/".into(), kind }
     }
 
     fn message_and_fields(error: &Error) -> (String, BTreeMap<String, Vec<String>>) {
         match &error.kind {
-            ErrorKind::Status {
-                message, fields, ..
-            } => (message.clone(), fields.clone()),
+            ErrorKind::Status { message, fields, .. } => (message.clone(), fields.clone()),
             other => panic!("{other:?}"),
         }
     }
@@ -409,25 +359,10 @@ mod tests {
             (400, json, "[\"no\"]", Class::Refused),
             (401, json, "{}", Class::Credential),
             (403, "text/html", "<html>", Class::Credential),
-            (
-                404,
-                json,
-                r#"{"detail":"No Order matches"}"#,
-                Class::NotFound,
-            ),
+            (404, json, r#"{"detail":"No Order matches"}"#, Class::NotFound),
             (404, "", "", Class::NotFound),
-            (
-                404,
-                "text/html",
-                "<html><title>Not Found</title>",
-                Class::NoSuchRoute,
-            ),
-            (
-                404,
-                "text/html",
-                "<html><center>nginx</center>",
-                Class::Transient,
-            ),
+            (404, "text/html", "<html><title>Not Found</title>", Class::NoSuchRoute),
+            (404, "text/html", "<html><center>nginx</center>", Class::Transient),
             (404, "text/plain", "default backend - 404", Class::Transient),
             (405, json, "{}", Class::NoSuchRoute),
             (408, json, "", Class::Transient),
@@ -455,20 +390,10 @@ mod tests {
 
     #[test]
     fn a_huge_refusal_stays_small() {
-        let body = Value::Object(
-            (0..5000)
-                .map(|i| (format!("f{i}"), Value::from(vec!["x".repeat(2000)])))
-                .collect(),
-        )
-        .to_string();
+        let body = Value::Object((0..5000).map(|i| (format!("f{i}"), Value::from(vec!["x".repeat(2000)]))).collect()).to_string();
         let (message, fields) = message_and_fields(&error("POST", 400, "application/json", &body));
         assert!(message.chars().count() <= 500);
         assert_eq!(fields.len(), MAX_FIELDS);
-        assert!(
-            fields
-                .values()
-                .flatten()
-                .all(|text| text.chars().count() <= 500)
-        );
+        assert!(fields.values().flatten().all(|text| text.chars().count() <= 500));
     }
 }

@@ -58,9 +58,7 @@ pub(crate) fn opt_uuid<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Uui
     if text.is_empty() {
         return Ok(None);
     }
-    Uuid::parse_str(&text)
-        .map(Some)
-        .map_err(|_| D::Error::custom("expected a uuid"))
+    Uuid::parse_str(&text).map(Some).map_err(|_| D::Error::custom("expected a uuid"))
 }
 
 /// A uuid that must be there.
@@ -80,9 +78,7 @@ pub(crate) fn opt_date<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Dat
 }
 
 /// An exact amount from a number or a text; null and empty are none.
-pub(crate) fn opt_decimal<'de, D: Deserializer<'de>>(
-    field: D,
-) -> Result<Option<Decimal>, D::Error> {
+pub(crate) fn opt_decimal<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Decimal>, D::Error> {
     decimal_of(&raw(field)?).map_err(D::Error::custom)
 }
 
@@ -92,19 +88,15 @@ pub(crate) fn decimal<'de, D: Deserializer<'de>>(field: D) -> Result<Decimal, D:
 }
 
 /// Amounts by component type. A null entry is no entry: it says that nothing is set.
-pub(crate) fn decimals<'de, D: Deserializer<'de>>(
-    field: D,
-) -> Result<BTreeMap<String, Decimal>, D::Error> {
+pub(crate) fn decimals<'de, D: Deserializer<'de>>(field: D) -> Result<BTreeMap<String, Decimal>, D::Error> {
     let raw = raw(field)?;
     if matches!(raw.get().trim(), "null" | "[]" | "\"\"") {
         return Ok(BTreeMap::new());
     }
-    let entries: BTreeMap<String, Box<RawValue>> =
-        serde_json::from_str(raw.get()).map_err(|_| D::Error::custom("expected an object"))?;
+    let entries: BTreeMap<String, Box<RawValue>> = serde_json::from_str(raw.get()).map_err(|_| D::Error::custom("expected an object"))?;
     let mut out = BTreeMap::new();
     for (key, value) in entries {
-        let amount = decimal_of(&value)
-            .map_err(|cause| D::Error::custom(format!("component {key}: {cause}")))?;
+        let amount = decimal_of(&value).map_err(|cause| D::Error::custom(format!("component {key}: {cause}")))?;
         if let Some(amount) = amount {
             out.insert(key, amount);
         }
@@ -157,11 +149,7 @@ fn parse_decimal(text: &str) -> Result<Decimal, &'static str> {
             Err(_) => Decimal::MAX,
         },
     };
-    Ok(if negative && !magnitude.is_zero() {
-        -magnitude
-    } else {
-        magnitude
-    })
+    Ok(if negative && !magnitude.is_zero() { -magnitude } else { magnitude })
 }
 
 enum Shifted {
@@ -180,9 +168,7 @@ fn shift_point(whole: &str, fraction: &str, exponent: i32) -> Shifted {
         return Shifted::Zero;
     }
     // Digits before the point, counted from the first significant one.
-    let point = i64::try_from(whole.len()).unwrap_or(i64::MAX)
-        - i64::try_from(leading_zeros).unwrap_or(i64::MAX)
-        + i64::from(exponent);
+    let point = i64::try_from(whole.len()).unwrap_or(i64::MAX) - i64::try_from(leading_zeros).unwrap_or(i64::MAX) + i64::from(exponent);
     // A Decimal holds at most 29 digits before the point and 28 after it.
     if point > 29 {
         return Shifted::TooLarge;
@@ -266,10 +252,7 @@ where
 {
     let raw = raw(field)?;
     let entries: Vec<Box<RawValue>> = serde_json::from_str(raw.get()).unwrap_or_default();
-    Ok(entries
-        .iter()
-        .filter_map(|entry| serde_json::from_str(entry.get()).ok())
-        .collect())
+    Ok(entries.iter().filter_map(|entry| serde_json::from_str(entry.get()).ok()).collect())
 }
 
 /// The message of a JSON error without its line and column, which mean little in a body nobody sees.
@@ -315,10 +298,7 @@ mod tests {
 
     #[test]
     fn what_is_no_number_or_would_become_zero_is_refused() {
-        for text in [
-            "abc", "", "-", ".", "1,5", "NaN", "inf", "0x1", "1e", "1e1.5", "1 2", "1e-30",
-            "1e-999", "{}",
-        ] {
+        for text in ["abc", "", "-", ".", "1,5", "NaN", "inf", "0x1", "1e", "1e1.5", "1 2", "1e-30", "1e-999", "{}"] {
             assert!(parse_decimal(text).is_err(), "{text}");
         }
     }
@@ -331,11 +311,7 @@ mod tests {
     #[test]
     fn one_odd_value_does_not_spoil_its_neighbours() {
         let huge = "9".repeat(400);
-        let json = format!(
-            r#"{{"models":["kestrel-8b"],"note":"\ud800","n":{huge},"deep":{}{}}}"#,
-            "[".repeat(300),
-            "]".repeat(300)
-        );
+        let json = format!(r#"{{"models":["kestrel-8b"],"note":"\ud800","n":{huge},"deep":{}{}}}"#, "[".repeat(300), "]".repeat(300));
         let map = map_from(&json);
         assert_eq!(map["models"][0], "kestrel-8b");
         assert_eq!(map["n"], Value::String(huge));

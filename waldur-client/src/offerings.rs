@@ -46,11 +46,7 @@ pub struct Offering {
     #[serde(default, rename = "type", deserialize_with = "lenient::text")]
     pub kind: String,
     /// The provider.
-    #[serde(
-        default,
-        rename = "customer_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "customer_uuid", deserialize_with = "lenient::opt_uuid")]
     pub customer: Option<Uuid>,
     /// What is counted and charged.
     #[serde(default, deserialize_with = "lenient::list")]
@@ -194,32 +190,22 @@ impl Client {
     /// # Errors
     /// A type that exists is 400 on late servers and 500 on a 2024 one: look first.
     pub async fn create_component(&self, offering: Uuid, component: &NewComponent) -> Result<()> {
-        self.offering_action(offering, "create_offering_component", component)
-            .await
+        self.offering_action(offering, "create_offering_component", component).await
     }
 
     /// Changes what is set in `change`; the type stays.
     ///
     /// # Errors
     /// [`Class::NotFound`](crate::Class::NotFound) when there is no such component.
-    pub async fn update_component(
-        &self,
-        offering: Uuid,
-        component: Uuid,
-        change: &ComponentChange,
-    ) -> Result<()> {
+    pub async fn update_component(&self, offering: Uuid, component: Uuid, change: &ComponentChange) -> Result<()> {
         #[derive(Serialize)]
         struct Body<'a> {
             uuid: String,
             #[serde(flatten)]
             change: &'a ComponentChange,
         }
-        let body = Body {
-            uuid: component.simple().to_string(),
-            change,
-        };
-        self.offering_action(offering, "update_offering_component", &body)
-            .await
+        let body = Body { uuid: component.simple().to_string(), change };
+        self.offering_action(offering, "update_offering_component", &body).await
     }
 
     /// Removes a component and with it its usage history.
@@ -229,8 +215,7 @@ impl Client {
     /// [`Class::NotFound`](crate::Class::NotFound) when it is gone already.
     pub async fn remove_component(&self, offering: Uuid, component: Uuid) -> Result<()> {
         let body = json!({"uuid": component.simple().to_string()});
-        self.offering_action(offering, "remove_offering_component", &body)
-            .await
+        self.offering_action(offering, "remove_offering_component", &body).await
     }
 
     /// Replaces the order form.
@@ -239,8 +224,7 @@ impl Client {
     /// Any.
     pub async fn set_offering_options(&self, offering: Uuid, options: &Value) -> Result<()> {
         let body = json!({"options": options});
-        self.offering_action(offering, "update_options", &body)
-            .await
+        self.offering_action(offering, "update_options", &body).await
     }
 
     /// Replaces the options that can be changed on a resource.
@@ -249,22 +233,16 @@ impl Client {
     /// Any.
     pub async fn set_resource_options(&self, offering: Uuid, options: &Value) -> Result<()> {
         let body = json!({"resource_options": options});
-        self.offering_action(offering, "update_resource_options", &body)
-            .await
+        self.offering_action(offering, "update_resource_options", &body).await
     }
 
     /// Replaces our notes on the offering: read, merge, write.
     ///
     /// # Errors
     /// Any.
-    pub async fn set_offering_metadata(
-        &self,
-        offering: Uuid,
-        metadata: &Map<String, Value>,
-    ) -> Result<()> {
+    pub async fn set_offering_metadata(&self, offering: Uuid, metadata: &Map<String, Value>) -> Result<()> {
         let body = json!({"backend_metadata": metadata});
-        self.offering_action(offering, "set_backend_metadata", &body)
-            .await
+        self.offering_action(offering, "set_backend_metadata", &body).await
     }
 
     /// One plan with its prices.
@@ -291,29 +269,17 @@ impl Client {
         self.post(&path, &Body { prices }).await
     }
 
-    async fn offering_action<B: Serialize + ?Sized>(
-        &self,
-        offering: Uuid,
-        action: &str,
-        body: &B,
-    ) -> Result<()> {
-        let path = format!(
-            "marketplace-provider-offerings/{}/{action}/",
-            offering.simple()
-        );
+    async fn offering_action<B: Serialize + ?Sized>(&self, offering: Uuid, action: &str, body: &B) -> Result<()> {
+        let path = format!("marketplace-provider-offerings/{}/{action}/", offering.simple());
         self.post(&path, body).await
     }
 }
 
 /// Writes amounts as JSON numbers with all their digits and no trailing zeros, so that whole amounts are integers.
-pub(crate) fn exact_numbers<S: Serializer>(
-    amounts: &BTreeMap<String, Decimal>,
-    to: S,
-) -> Result<S::Ok, S::Error> {
+pub(crate) fn exact_numbers<S: Serializer>(amounts: &BTreeMap<String, Decimal>, to: S) -> Result<S::Ok, S::Error> {
     let mut map = to.serialize_map(Some(amounts.len()))?;
     for (key, amount) in amounts {
-        let number =
-            RawValue::from_string(amount.normalize().to_string()).map_err(S::Error::custom)?;
+        let number = RawValue::from_string(amount.normalize().to_string()).map_err(S::Error::custom)?;
         map.serialize_entry(key, &number)?;
     }
     map.end()

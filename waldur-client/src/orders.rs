@@ -62,18 +62,10 @@ pub struct Order {
     #[serde(default, rename = "type")]
     pub kind: OrderKind,
     /// The marketplace resource (`marketplace_resource_uuid`; the server's `resource_uuid` is something else).
-    #[serde(
-        default,
-        rename = "marketplace_resource_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "marketplace_resource_uuid", deserialize_with = "lenient::opt_uuid")]
     pub resource: Option<Uuid>,
     /// The offering.
-    #[serde(
-        default,
-        rename = "offering_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "offering_uuid", deserialize_with = "lenient::opt_uuid")]
     pub offering: Option<Uuid>,
     /// Form fields of the order, as the customer filled them in.
     #[serde(default, deserialize_with = "lenient::map")]
@@ -85,11 +77,7 @@ pub struct Order {
     #[serde(default, rename = "plan_uuid", deserialize_with = "lenient::opt_uuid")]
     pub plan: Option<Uuid>,
     /// The customer's project.
-    #[serde(
-        default,
-        rename = "project_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "project_uuid", deserialize_with = "lenient::opt_uuid")]
     pub project: Option<Uuid>,
     /// Its slug.
     #[serde(default, deserialize_with = "lenient::text")]
@@ -98,11 +86,7 @@ pub struct Order {
     #[serde(default, deserialize_with = "lenient::text")]
     pub project_name: String,
     /// The customer.
-    #[serde(
-        default,
-        rename = "customer_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "customer_uuid", deserialize_with = "lenient::opt_uuid")]
     pub customer: Option<Uuid>,
     /// Its slug.
     #[serde(default, deserialize_with = "lenient::text")]
@@ -161,22 +145,13 @@ impl Client {
     ///
     /// # Errors
     /// Any; the list is whole or an error.
-    pub async fn orders_of_resource(
-        &self,
-        resource: Uuid,
-        states: &[OrderState],
-    ) -> Result<Vec<Order>> {
+    pub async fn orders_of_resource(&self, resource: Uuid, states: &[OrderState]) -> Result<Vec<Order>> {
         let mut orders = self.orders_by("resource_uuid", resource, states).await?;
         orders.retain(|order| order.resource.is_none_or(|of| of == resource));
         Ok(orders)
     }
 
-    async fn orders_by(
-        &self,
-        filter: &'static str,
-        uuid: Uuid,
-        states: &[OrderState],
-    ) -> Result<Vec<Order>> {
+    async fn orders_by(&self, filter: &'static str, uuid: Uuid, states: &[OrderState]) -> Result<Vec<Order>> {
         let mut query = vec![(filter, uuid.simple().to_string())];
         query.extend(states.iter().map(|state| ("state", state.to_string())));
         query.extend(FIELDS.map(|field| ("field", field.to_owned())));
@@ -189,8 +164,7 @@ impl Client {
     /// [`Class::NotFound`](crate::Class::NotFound) when there is none or it is not visible to us.
     pub async fn order(&self, uuid: Uuid) -> Result<Order> {
         let path = format!("marketplace-orders/{}/", uuid.simple());
-        self.get(&path, &FIELDS.map(|field| ("field", field.to_owned())))
-            .await
+        self.get(&path, &FIELDS.map(|field| ("field", field.to_owned()))).await
     }
 
     /// Accepts an order: pending-provider → executing (or pending-start-date on a late-2026 server).
@@ -220,8 +194,7 @@ impl Client {
     /// # Errors
     /// [`Class::Conflict`](crate::Class::Conflict) in another state.
     pub async fn set_order_executing(&self, uuid: Uuid) -> Result<()> {
-        self.order_action(uuid, "set_state_executing", json!({}))
-            .await
+        self.order_action(uuid, "set_state_executing", json!({})).await
     }
 
     /// Reports an order as carried out. Usage of a terminated resource is refused from then on.

@@ -50,11 +50,7 @@ impl Client {
     ///
     /// Rows move between pages when the list changes underneath, so a list that does not add up is read once more from
     /// the start.
-    pub(crate) async fn list<T: Row>(
-        &self,
-        path: &str,
-        query: &[(&str, String)],
-    ) -> Result<Vec<T>> {
+    pub(crate) async fn list<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Vec<T>> {
         let first = self.read_pages(path, query).await?;
         if first.adds_up() {
             return Ok(first.rows);
@@ -82,13 +78,7 @@ impl Client {
     }
 
     async fn read_pages<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Reading<T>> {
-        let mut reading = Reading {
-            rows: Vec::new(),
-            least: None,
-            count: None,
-            cut_off: false,
-            shrank: false,
-        };
+        let mut reading = Reading { rows: Vec::new(), least: None, count: None, cut_off: false, shrank: false };
         let mut promised = false;
         let mut seen = HashSet::new();
         for page in 1..=MAX_PAGES {
@@ -106,10 +96,7 @@ impl Client {
             };
             let rows: Vec<T> = answer.decode()?;
             let before = reading.rows.len();
-            reading.rows.extend(
-                rows.into_iter()
-                    .filter(|row| row.id().is_none_or(|id| seen.insert(id))),
-            );
+            reading.rows.extend(rows.into_iter().filter(|row| row.id().is_none_or(|id| seen.insert(id))));
             let count = answer.result_count();
             reading.shrank |= count < reading.count && count.is_some();
             reading.least = reading.least.or(count);
@@ -128,28 +115,14 @@ impl Client {
             }
             promised = answer.has_next() == Some(true);
         }
-        Err(incomplete(
-            path,
-            format!("the server still gives new rows after {MAX_PAGES} pages"),
-        ))
+        Err(incomplete(path, format!("the server still gives new rows after {MAX_PAGES} pages")))
     }
 }
 
 fn is_page_past_end(error: &Error) -> bool {
-    matches!(
-        error.kind,
-        ErrorKind::Status {
-            status: 404,
-            html: false,
-            ..
-        }
-    )
+    matches!(error.kind, ErrorKind::Status { status: 404, html: false, .. })
 }
 
 fn incomplete(path: &str, message: String) -> Error {
-    Error {
-        method: "GET",
-        path: format!("/api/{path}"),
-        kind: ErrorKind::Incomplete { message },
-    }
+    Error { method: "GET", path: format!("/api/{path}"), kind: ErrorKind::Incomplete { message } }
 }

@@ -63,31 +63,19 @@ pub struct Resource {
     #[serde(default, deserialize_with = "lenient::flag")]
     pub downscaled: bool,
     /// The offering.
-    #[serde(
-        default,
-        rename = "offering_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "offering_uuid", deserialize_with = "lenient::opt_uuid")]
     pub offering: Option<Uuid>,
     /// The plan.
     #[serde(default, rename = "plan_uuid", deserialize_with = "lenient::opt_uuid")]
     pub plan: Option<Uuid>,
     /// The customer's project.
-    #[serde(
-        default,
-        rename = "project_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "project_uuid", deserialize_with = "lenient::opt_uuid")]
     pub project: Option<Uuid>,
     /// Its name.
     #[serde(default, deserialize_with = "lenient::text")]
     pub project_name: String,
     /// The customer.
-    #[serde(
-        default,
-        rename = "customer_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "customer_uuid", deserialize_with = "lenient::opt_uuid")]
     pub customer: Option<Uuid>,
     /// Its name.
     #[serde(default, deserialize_with = "lenient::text")]
@@ -143,16 +131,11 @@ impl Client {
     ///
     /// # Errors
     /// Any; the list is whole or an error.
-    pub async fn resources(
-        &self,
-        offering: Uuid,
-        states: &[ResourceState],
-    ) -> Result<Vec<Resource>> {
+    pub async fn resources(&self, offering: Uuid, states: &[ResourceState]) -> Result<Vec<Resource>> {
         let mut query = vec![("offering_uuid", offering.simple().to_string())];
         query.extend(states.iter().map(|state| ("state", state.to_string())));
         query.extend(FIELDS.map(|field| ("field", field.to_owned())));
-        let mut resources: Vec<Resource> =
-            self.list("marketplace-provider-resources/", &query).await?;
+        let mut resources: Vec<Resource> = self.list("marketplace-provider-resources/", &query).await?;
         // A server that does not know a filter answers as if it were not there.
         resources.retain(|resource| resource.offering.is_none_or(|of| of == offering));
         Ok(resources)
@@ -164,8 +147,7 @@ impl Client {
     /// [`Class::NotFound`](crate::Class::NotFound) when there is none or it is not visible to us.
     pub async fn resource(&self, uuid: Uuid) -> Result<Resource> {
         let path = format!("marketplace-provider-resources/{}/", uuid.simple());
-        self.get(&path, &FIELDS.map(|field| ("field", field.to_owned())))
-            .await
+        self.get(&path, &FIELDS.map(|field| ("field", field.to_owned()))).await
     }
 
     /// Sets our id for the resource. Setting the same again is no error.
@@ -174,22 +156,16 @@ impl Client {
     /// A late-2026 server refuses ids that break the offering's rules.
     pub async fn set_backend_id(&self, resource: Uuid, backend_id: &str) -> Result<()> {
         let body = json!({"backend_id": backend_id});
-        self.resource_action(resource, "set_backend_id", &body)
-            .await
+        self.resource_action(resource, "set_backend_id", &body).await
     }
 
     /// Replaces our notes on the resource. Customers can see them.
     ///
     /// # Errors
     /// Any.
-    pub async fn set_backend_metadata(
-        &self,
-        resource: Uuid,
-        metadata: &Map<String, Value>,
-    ) -> Result<()> {
+    pub async fn set_backend_metadata(&self, resource: Uuid, metadata: &Map<String, Value>) -> Result<()> {
         let body = json!({"backend_metadata": metadata});
-        self.resource_action(resource, "set_backend_metadata", &body)
-            .await
+        self.resource_action(resource, "set_backend_metadata", &body).await
     }
 
     /// Replaces the report shown to the customer.
@@ -215,20 +191,14 @@ impl Client {
     /// # Errors
     /// [`Class::NoSuchRoute`](crate::Class::NoSuchRoute) on a 2024 server.
     pub async fn set_resource_ok(&self, resource: Uuid) -> Result<()> {
-        self.resource_action(resource, "set_as_ok", &json!({}))
-            .await
+        self.resource_action(resource, "set_as_ok", &json!({})).await
     }
 
     /// Marks a resource as erred.
     ///
     /// # Errors
     /// [`Class::Credential`](crate::Class::Credential) on a 2024 server, where only staff may.
-    pub async fn set_resource_erred(
-        &self,
-        resource: Uuid,
-        message: &str,
-        traceback: &str,
-    ) -> Result<()> {
+    pub async fn set_resource_erred(&self, resource: Uuid, message: &str, traceback: &str) -> Result<()> {
         let body = json!({"error_message": message, "error_traceback": traceback});
         self.resource_action(resource, "set_as_erred", &body).await
     }
@@ -238,8 +208,7 @@ impl Client {
     /// # Errors
     /// [`Class::NoSuchRoute`](crate::Class::NoSuchRoute) on a 2024 server.
     pub async fn refresh_last_sync(&self, resource: Uuid) -> Result<()> {
-        self.resource_action(resource, "refresh_last_sync", &json!({}))
-            .await
+        self.resource_action(resource, "refresh_last_sync", &json!({})).await
     }
 
     /// Replaces all limits of a resource (2026); whole amounts are written as integers.
@@ -252,8 +221,7 @@ impl Client {
             #[serde(serialize_with = "exact_numbers")]
             limits: &'a Limits,
         }
-        self.resource_action(resource, "set_limits", &Body { limits })
-            .await
+        self.resource_action(resource, "set_limits", &Body { limits }).await
     }
 
     /// Removes the row of a resource without asking anybody (staff only). Its usage history goes with it.
@@ -264,16 +232,8 @@ impl Client {
         self.resource_action(resource, "unlink", &json!({})).await
     }
 
-    async fn resource_action<B: Serialize + ?Sized>(
-        &self,
-        resource: Uuid,
-        action: &str,
-        body: &B,
-    ) -> Result<()> {
-        let path = format!(
-            "marketplace-provider-resources/{}/{action}/",
-            resource.simple()
-        );
+    async fn resource_action<B: Serialize + ?Sized>(&self, resource: Uuid, action: &str, body: &B) -> Result<()> {
+        let path = format!("marketplace-provider-resources/{}/{action}/", resource.simple());
         self.post(&path, body).await
     }
 }

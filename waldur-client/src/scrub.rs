@@ -59,10 +59,7 @@ fn looks_secret(word: &str) -> bool {
 }
 
 fn one_line(text: &str) -> String {
-    let plain: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
+    let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -85,9 +82,7 @@ mod tests {
         let known = [&secret];
         let scrub = Scrub::new(&known);
         let token = "0123456789abcdef0123456789abcdef01234567";
-        let text = format!(
-            "bad \"correct horse\", key=sk-abcdef12345, Token {token}. eyJhbGciOiJIUzI1NiJ9.e30.x ok"
-        );
+        let text = format!("bad \"correct horse\", key=sk-abcdef12345, Token {token}. eyJhbGciOiJIUzI1NiJ9.e30.x ok");
         assert_eq!(scrub.clean(&text), "bad \"***\", key=***, Token *** *** ok");
     }
 

@@ -31,22 +31,11 @@ pub struct ComponentUsage {
     #[serde(default, deserialize_with = "lenient::opt_time")]
     pub date: Option<Timestamp>,
     /// The resource.
-    #[serde(
-        default,
-        rename = "resource_uuid",
-        deserialize_with = "lenient::opt_uuid"
-    )]
+    #[serde(default, rename = "resource_uuid", deserialize_with = "lenient::opt_uuid")]
     pub resource: Option<Uuid>,
 }
 
-const FIELDS: [&str; 6] = [
-    "uuid",
-    "type",
-    "usage",
-    "billing_period",
-    "date",
-    "resource_uuid",
-];
+const FIELDS: [&str; 6] = ["uuid", "type", "usage", "billing_period", "date", "resource_uuid"];
 
 /// An amount to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,17 +68,8 @@ impl Client {
     ///
     /// # Errors
     /// Any; the list is whole or an error.
-    pub async fn usages(
-        &self,
-        resource: Uuid,
-        billing_period: Date,
-    ) -> Result<Vec<ComponentUsage>> {
-        let rows = self
-            .usage_rows(
-                ("resource_uuid", resource.simple().to_string()),
-                billing_period,
-            )
-            .await?;
+    pub async fn usages(&self, resource: Uuid, billing_period: Date) -> Result<Vec<ComponentUsage>> {
+        let rows = self.usage_rows(("resource_uuid", resource.simple().to_string()), billing_period).await?;
         // A server that does not know a filter answers as if it were not there.
         let of_it = |row: &ComponentUsage| row.resource.is_none_or(|of| of == resource);
         Ok(rows.into_iter().filter(of_it).collect())
@@ -100,32 +80,16 @@ impl Client {
     ///
     /// # Errors
     /// Any; the list is whole or an error.
-    pub async fn usages_of_offering(
-        &self,
-        offering: Uuid,
-        billing_period: Date,
-    ) -> Result<Vec<ComponentUsage>> {
-        self.usage_rows(
-            ("offering_uuid", offering.simple().to_string()),
-            billing_period,
-        )
-        .await
+    pub async fn usages_of_offering(&self, offering: Uuid, billing_period: Date) -> Result<Vec<ComponentUsage>> {
+        self.usage_rows(("offering_uuid", offering.simple().to_string()), billing_period).await
     }
 
-    async fn usage_rows(
-        &self,
-        of: (&'static str, String),
-        billing_period: Date,
-    ) -> Result<Vec<ComponentUsage>> {
+    async fn usage_rows(&self, of: (&'static str, String), billing_period: Date) -> Result<Vec<ComponentUsage>> {
         let month = billing_period.first_of_month();
         let mut query = vec![of, ("billing_period", month.to_string())];
         query.extend(FIELDS.map(|field| ("field", field.to_owned())));
-        let mut rows: Vec<ComponentUsage> =
-            self.list("marketplace-component-usages/", &query).await?;
-        rows.retain(|row| {
-            row.billing_period
-                .is_none_or(|period| period.first_of_month() == month)
-        });
+        let mut rows: Vec<ComponentUsage> = self.list("marketplace-component-usages/", &query).await?;
+        rows.retain(|row| row.billing_period.is_none_or(|period| period.first_of_month() == month));
         Ok(rows)
     }
 
@@ -136,12 +100,7 @@ impl Client {
     /// # Errors
     /// [`Class::Refused`](crate::Class::Refused): one bad component, or a resource not in OK, Updating or Terminating,
     /// refuses the whole batch.
-    pub async fn set_usage(
-        &self,
-        resource: Uuid,
-        usages: &[Usage],
-        date: Option<Timestamp>,
-    ) -> Result<()> {
+    pub async fn set_usage(&self, resource: Uuid, usages: &[Usage], date: Option<Timestamp>) -> Result<()> {
         self.set_usage_by_day(resource, usages, &[], date).await
     }
 
@@ -150,20 +109,13 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::set_usage`].
-    pub async fn set_usage_by_day(
-        &self,
-        resource: Uuid,
-        usages: &[Usage],
-        daily: &[DailyUsage],
-        date: Option<Timestamp>,
-    ) -> Result<()> {
+    pub async fn set_usage_by_day(&self, resource: Uuid, usages: &[Usage], daily: &[DailyUsage], date: Option<Timestamp>) -> Result<()> {
         let mut body = report(usages, daily);
         body.insert("resource".into(), resource.simple().to_string().into());
         if let Some(date) = date {
             body.insert("date".into(), Value::String(date.to_string()));
         }
-        self.post("marketplace-component-usages/set_usage/", &body)
-            .await
+        self.post("marketplace-component-usages/set_usage/", &body).await
     }
 
     /// Reports what one API key used in a month (late 2026). Each amount replaces what was there.
@@ -171,19 +123,11 @@ impl Client {
     /// # Errors
     /// [`Class::Conflict`](crate::Class::Conflict) for a month that is over for this key, and
     /// [`Class::NoSuchRoute`](crate::Class::NoSuchRoute) on servers without it.
-    pub async fn report_key_usage(
-        &self,
-        key: Uuid,
-        usages: &[Usage],
-        billing_period: Date,
-    ) -> Result<()> {
+    pub async fn report_key_usage(&self, key: Uuid, usages: &[Usage], billing_period: Date) -> Result<()> {
         let mut body = report(usages, &[]);
         let month = billing_period.first_of_month().to_string();
         body.insert("billing_period".into(), month.into());
-        let path = format!(
-            "marketplace-resource-api-keys/{}/report_usage/",
-            key.simple()
-        );
+        let path = format!("marketplace-resource-api-keys/{}/report_usage/", key.simple());
         self.post(&path, &body).await
     }
 }
@@ -211,10 +155,7 @@ impl crate::Error {
         let texts = fields.values().flatten();
         let lists = texts.filter_map(|text| text.strip_prefix(BEFORE));
         let names = lists.flat_map(|list| list.trim_end_matches('.').split(", "));
-        names
-            .map(|name| name.trim().to_owned())
-            .filter(|name| !name.is_empty())
-            .collect()
+        names.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
     }
 
     /// The places in a refused batch of usages that the answer points at: `usages[2].amount` is 2.
@@ -224,9 +165,7 @@ impl crate::Error {
             return Vec::new();
         };
         let places = fields.keys().filter_map(|at| at.strip_prefix("usages["));
-        places
-            .filter_map(|rest| rest.split(']').next()?.parse().ok())
-            .collect()
+        places.filter_map(|rest| rest.split(']').next()?.parse().ok()).collect()
     }
 
     /// Whether an answer of status 400 is about this field.
@@ -260,10 +199,7 @@ mod tests {
             ("0.005", "0.01"),
             ("123.456", "123.46"),
             ("-1.005", "-1.01"),
-            (
-                "79228162514264337593543950335",
-                "79228162514264337593543950335.00",
-            ),
+            ("79228162514264337593543950335", "79228162514264337593543950335.00"),
             ("1.0000", "1.00"),
         ];
         for (amount, text) in cases {

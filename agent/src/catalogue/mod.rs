@@ -25,13 +25,7 @@ pub use watch::{Remembered, Shrink, View, Watch};
 const MAX_FILE_BYTES: usize = 16 * 1024 * 1024;
 
 /// Names that LiteLLM gives a meaning of their own, and the reserved choice of the order form.
-pub const RESERVED_NAMES: [&str; 5] = [
-    "*",
-    "all-team-models",
-    "all-proxy-models",
-    "no-default-models",
-    "all",
-];
+pub const RESERVED_NAMES: [&str; 5] = ["*", "all-team-models", "all-proxy-models", "no-default-models", "all"];
 
 /// What a catalogue says, checked. It lists at least one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,9 +81,7 @@ pub struct Prices {
 impl Catalogue {
     /// The model with a served name.
     pub fn model(&self, served_name: &str) -> Option<&Model> {
-        self.models
-            .iter()
-            .find(|model| model.served_name == served_name)
+        self.models.iter().find(|model| model.served_name == served_name)
     }
 }
 
@@ -138,21 +130,12 @@ pub fn read_again(path: &Path, unit: Option<TokenUnit>, last: Option<&Arc<Catalo
 
 fn read_text(path: &Path) -> Result<String, CatalogueErrors> {
     let file = path.display().to_string();
-    let one = |message: String| CatalogueErrors {
-        problems: vec![Problem::of(file.clone(), "", message)],
-    };
-    let bytes = std::fs::read(path).map_err(|error| {
-        one(format!(
-            "cannot be read: {error}; check that the catalogue is mounted there"
-        ))
-    })?;
+    let one = |message: String| CatalogueErrors { problems: vec![Problem::of(file.clone(), "", message)] };
+    let bytes = std::fs::read(path).map_err(|error| one(format!("cannot be read: {error}; check that the catalogue is mounted there")))?;
     if bytes.len() > MAX_FILE_BYTES {
-        return Err(one(
-            "is larger than 16 MiB, which is no catalogue; check the path".to_owned(),
-        ));
+        return Err(one("is larger than 16 MiB, which is no catalogue; check the path".to_owned()));
     }
-    String::from_utf8(bytes)
-        .map_err(|_| one("is not UTF-8 text; save the file as UTF-8".to_owned()))
+    String::from_utf8(bytes).map_err(|_| one("is not UTF-8 text; save the file as UTF-8".to_owned()))
 }
 
 fn digest(text: &str) -> String {
@@ -172,11 +155,7 @@ pub fn parse(text: &str, file: &str) -> Result<Catalogue, CatalogueErrors> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_for(text: &str, file: &str, unit: Option<TokenUnit>) -> Result<Catalogue, CatalogueErrors> {
-    let mut checker = Checker {
-        file,
-        unit,
-        problems: Vec::new(),
-    };
+    let mut checker = Checker { file, unit, problems: Vec::new() };
     let catalogue = checker.catalogue(text);
     let mut problems = checker.problems;
     sort(&mut problems);
@@ -202,8 +181,7 @@ struct Checker<'a> {
 
 impl Checker<'_> {
     fn problem(&mut self, pos: Pos, field: &str, message: impl Into<String>) {
-        self.problems
-            .push(Problem::at(self.file, pos, field, message));
+        self.problems.push(Problem::at(self.file, pos, field, message));
     }
 
     fn whole_file(&mut self, message: &str) {
@@ -212,17 +190,11 @@ impl Checker<'_> {
 
     /// The value of a key of ours, which may be there once. Nothing and `~` count as absent.
     fn get<'n>(&mut self, entries: &'n [Entry], path: &str, key: &str) -> Option<&'n Node> {
-        let mut found = entries
-            .iter()
-            .filter(|entry| entry.key.as_deref() == Some(key));
+        let mut found = entries.iter().filter(|entry| entry.key.as_deref() == Some(key));
         let first = found.next()?;
         for again in found {
             let line = first.key_pos.line;
-            self.problem(
-                again.key_pos,
-                &join(path, key),
-                format!("is written twice; the first is on line {line}; keep one"),
-            );
+            self.problem(again.key_pos, &join(path, key), format!("is written twice; the first is on line {line}; keep one"));
         }
         Some(&first.value).filter(|node| !node.is_blank())
     }
@@ -246,10 +218,7 @@ impl Checker<'_> {
             }
         };
         let Kind::Map(top) = &root.kind else {
-            let message = format!(
-                "has to start with inference_models: or inference:, and is {}",
-                root.kind_name()
-            );
+            let message = format!("has to start with inference_models: or inference:, and is {}", root.kind_name());
             self.problem(root.pos, "", message);
             return None;
         };
@@ -265,26 +234,13 @@ impl Checker<'_> {
                 };
                 let max_budget = self.max_budget(block_entries);
                 let Some(list) = self.get(block_entries, "inference", "models") else {
-                    self.problem(
-                        block.pos,
-                        "inference.models",
-                        "is missing; list the models there",
-                    );
+                    self.problem(block.pos, "inference.models", "is missing; list the models there");
                     return None;
                 };
-                (
-                    Shape::Policy,
-                    "inference.models".to_owned(),
-                    list,
-                    max_budget,
-                )
+                (Shape::Policy, "inference.models".to_owned(), list, max_budget)
             }
             (Some(_), Some(second)) => {
-                self.problem(
-                    second.pos,
-                    "inference",
-                    "and inference_models are both there; keep one of them",
-                );
+                self.problem(second.pos, "inference", "and inference_models are both there; keep one of them");
                 return None;
             }
             (None, None) => {
@@ -309,12 +265,7 @@ impl Checker<'_> {
                 "lists no enabled model; an empty catalogue changes nothing, so list the models or stop the agent",
             );
         }
-        Some(Catalogue {
-            models,
-            disabled,
-            max_budget,
-            digest: digest(text),
-        })
+        Some(Catalogue { models, disabled, max_budget, digest: digest(text) })
     }
 
     fn unknown_shape(&mut self, root: &Node, top: &[Entry]) {
@@ -360,11 +311,7 @@ impl Checker<'_> {
                 self.problem(node.pos, path, "is negative; write 0 or more");
             }
             Ok(value) => return Some(value),
-            Err(wrong) => self.problem(
-                node.pos,
-                path,
-                format!("{wrong}, in plain digits or as 2.1e-07"),
-            ),
+            Err(wrong) => self.problem(node.pos, path, format!("{wrong}, in plain digits or as 2.1e-07")),
         }
         None
     }
@@ -378,11 +325,7 @@ impl Checker<'_> {
             }
             Kind::Scalar { text, .. } => Some(text),
             _ => {
-                self.problem(
-                    node.pos,
-                    path,
-                    format!("has to be a single value, and is {}", node.kind_name()),
-                );
+                self.problem(node.pos, path, format!("has to be a single value, and is {}", node.kind_name()));
                 None
             }
         }
@@ -398,17 +341,13 @@ impl Checker<'_> {
                 Some(Item::Enabled { model, served_pos }) => {
                     let path = format!("{path}[{index}]");
                     if let Some(line) = lines.insert(model.served_name.clone(), served_pos.line) {
-                        let message = format!(
-                            "is the name of the model on line {line} too; every model has its own"
-                        );
+                        let message = format!("is the name of the model on line {line} too; every model has its own");
                         self.problem(served_pos, &join(&path, "served_name"), message);
                         continue;
                     }
                     if model.runtime == Runtime::Cpu {
                         if let Some(line) = cpu {
-                            let message = format!(
-                                "is cpu, as is the model on line {line}; an environment has one CPU server at most"
-                            );
+                            let message = format!("is cpu, as is the model on line {line}; an environment has one CPU server at most");
                             self.problem(node.pos, &join(&path, "runtime"), message);
                         }
                         cpu.get_or_insert(node.pos.line);
@@ -443,22 +382,16 @@ fn is_template_node(node: &Node) -> bool {
 }
 
 fn join(path: &str, key: &str) -> String {
-    if path.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{path}.{key}")
-    }
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
-            for nibble in [byte >> 4, byte & 15] {
-                out.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
-            }
-            out
-        })
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
+        for nibble in [byte >> 4, byte & 15] {
+            out.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
+        }
+        out
+    })
 }
 
 #[cfg(test)]

@@ -5,11 +5,7 @@ use std::path::Path;
 use super::*;
 
 fn fixture(name: &str) -> Catalogue {
-    let path = Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../fixtures/catalogue"
-    ))
-    .join(name);
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/catalogue")).join(name);
     read(&path).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
@@ -40,37 +36,19 @@ fn orderable(catalogue: &Catalogue) -> Vec<&str> {
 fn both_shapes_give_the_same_models() {
     let inventory = fixture("inventory.yml");
     let policy = fixture("policy.yml");
-    let names = [
-        "kestrel-8b",
-        "heron-70b",
-        "qwen2.5-0.5b",
-        "qwen3-embedding-0-6b",
-    ];
+    let names = ["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "qwen3-embedding-0-6b"];
     for catalogue in [&inventory, &policy] {
-        let served: Vec<&str> = catalogue
-            .models
-            .iter()
-            .map(|model| model.served_name.as_str())
-            .collect();
+        let served: Vec<&str> = catalogue.models.iter().map(|model| model.served_name.as_str()).collect();
         assert_eq!(served, names);
         assert_eq!(orderable(catalogue), names[..3]);
         assert_eq!(catalogue.disabled, ["osprey-14b"]);
         let heron = catalogue.model("heron-70b").unwrap();
-        assert_eq!(
-            heron.prices,
-            Some(Prices {
-                input: "0.00000021".parse().unwrap(),
-                output: Some("0.00000085".parse().unwrap()),
-            })
-        );
+        assert_eq!(heron.prices, Some(Prices { input: "0.00000021".parse().unwrap(), output: Some("0.00000085".parse().unwrap()) }));
         let embedder = catalogue.model("qwen3-embedding-0-6b").unwrap();
         assert!(embedder.embedding && !embedder.orderable);
         assert_eq!(embedder.prices.unwrap().output, None);
         let unpriced = catalogue.model("qwen2.5-0.5b").unwrap();
-        assert_eq!(
-            (unpriced.prices, unpriced.name.as_str()),
-            (None, "qwen2-5-0-5b-cpu")
-        );
+        assert_eq!((unpriced.prices, unpriced.name.as_str()), (None, "qwen2-5-0-5b-cpu"));
     }
     assert_eq!(inventory.max_budget, None);
     assert_eq!(policy.max_budget, Some(Decimal::from(20)));
@@ -84,38 +62,15 @@ fn the_digest_is_of_the_content() {
     let digest = hex(&Sha256::digest(text.as_bytes()));
     assert_eq!(parse(text, "one.yml").unwrap().digest, digest);
     assert_eq!(parse(text, "two.yml").unwrap().digest, digest);
-    assert_ne!(
-        parse(&format!("{text}# more\n"), "one.yml").unwrap().digest,
-        digest
-    );
+    assert_ne!(parse(&format!("{text}# more\n"), "one.yml").unwrap().digest, digest);
 }
 
 #[test]
 fn names_are_kept_as_written() {
-    let names = [
-        "NO",
-        "on",
-        "yes",
-        "1.10",
-        "2.5",
-        "1e3",
-        "0123",
-        "12345",
-        "null",
-        "0x1F",
-        "true",
-        "org/model:7b",
-    ];
-    let entries: String = names
-        .iter()
-        .map(|name| format!("- {{name: m, served_name: {name}, y: 1}}\n"))
-        .collect();
+    let names = ["NO", "on", "yes", "1.10", "2.5", "1e3", "0123", "12345", "null", "0x1F", "true", "org/model:7b"];
+    let entries: String = names.iter().map(|name| format!("- {{name: m, served_name: {name}, y: 1}}\n")).collect();
     let catalogue = parse(&format!("inference_models:\n{entries}"), "c.yml").unwrap();
-    let served: Vec<&str> = catalogue
-        .models
-        .iter()
-        .map(|model| model.served_name.as_str())
-        .collect();
+    let served: Vec<&str> = catalogue.models.iter().map(|model| model.served_name.as_str()).collect();
     assert_eq!(served, names);
 }
 
@@ -138,70 +93,37 @@ inference_models:
 ";
     let catalogue = parse(text, "c.yml").unwrap();
     assert_eq!(catalogue.models.len(), 1);
-    assert_eq!(
-        catalogue.models[0].prices,
-        Some(Prices {
-            input: Decimal::ZERO,
-            output: Some(Decimal::ZERO)
-        })
-    );
+    assert_eq!(catalogue.models[0].prices, Some(Prices { input: Decimal::ZERO, output: Some(Decimal::ZERO) }));
 }
 
 #[test]
 fn nothing_is_not_a_catalogue() {
     for text in ["", "\n", "# comment only\n", "---\n", "~\n", "null\n"] {
-        assert_eq!(
-            only(text),
-            "c.yml: is empty; an empty catalogue changes nothing, so list the models",
-            "{text:?}"
-        );
+        assert_eq!(only(text), "c.yml: is empty; an empty catalogue changes nothing, so list the models", "{text:?}");
     }
     assert_eq!(
         only("other: 1\n"),
         "c.yml:1:1: is no catalogue: it has neither inference_models: (inventory) nor inference: (environment policy) at its top"
     );
-    assert_eq!(
-        only("x: 1\ninferense_models: []\n"),
-        "c.yml:2:1: inferense_models: is no catalogue; did you mean inference_models?"
-    );
-    assert_eq!(
-        only("inference_models:\n"),
-        "c.yml:1:1: inference_models: holds nothing; list the models there"
-    );
-    assert_eq!(
-        only("- a\n"),
-        "c.yml:1:1: has to start with inference_models: or inference:, and is a list"
-    );
-    assert!(
-        only("inference_models: []\n")
-            .starts_with("c.yml:1:19: inference_models: lists no enabled model")
-    );
+    assert_eq!(only("x: 1\ninferense_models: []\n"), "c.yml:2:1: inferense_models: is no catalogue; did you mean inference_models?");
+    assert_eq!(only("inference_models:\n"), "c.yml:1:1: inference_models: holds nothing; list the models there");
+    assert_eq!(only("- a\n"), "c.yml:1:1: has to start with inference_models: or inference:, and is a list");
+    assert!(only("inference_models: []\n").starts_with("c.yml:1:19: inference_models: lists no enabled model"));
     assert!(
         only("inference_models:\n- {name: a, served_name: a, enabled: false}\n")
             .starts_with("c.yml:2:3: inference_models: lists no enabled model"),
         "{}",
         only("inference_models:\n- {name: a, served_name: a, enabled: false}\n")
     );
-    assert_eq!(
-        only("inference: {}\n"),
-        "c.yml:1:12: inference.models: is missing; list the models there"
-    );
-    assert_eq!(
-        only("inference: {models: {a: b}}\n"),
-        "c.yml:1:21: inference.models: has to be a list of models, and is a mapping"
-    );
+    assert_eq!(only("inference: {}\n"), "c.yml:1:12: inference.models: is missing; list the models there");
+    assert_eq!(only("inference: {models: {a: b}}\n"), "c.yml:1:21: inference.models: has to be a list of models, and is a mapping");
     assert_eq!(
         only("inference_models: [x]\ninference: {models: []}\n"),
         "c.yml:2:12: inference: and inference_models are both there; keep one of them"
     );
     assert!(only("inference_models: [\n").contains("not valid YAML"));
-    let missing = read(Path::new("/nonexistent/inference.yml"))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        missing.starts_with("/nonexistent/inference.yml: cannot be read: "),
-        "{missing}"
-    );
+    let missing = read(Path::new("/nonexistent/inference.yml")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nonexistent/inference.yml: cannot be read: "), "{missing}");
 }
 
 #[test]
@@ -260,32 +182,13 @@ inference_models:
 
 #[test]
 fn served_names_are_plain_and_not_magic() {
-    for name in [
-        "'*'",
-        "all-team-models",
-        "all-proxy-models",
-        "no-default-models",
-        "all",
-    ] {
+    for name in ["'*'", "all-team-models", "all-proxy-models", "no-default-models", "all"] {
         let text = format!("inference_models:\n- {{name: a, served_name: {name}}}\n");
         assert!(only(&text).contains("has a meaning of its own"), "{name}");
     }
-    for name in [
-        "''",
-        "'a b'",
-        "' a'",
-        "'a,b'",
-        "'a;b'",
-        "\"a\\tb\"",
-        "'{% x %}'",
-        "'${MODEL}'",
-    ] {
+    for name in ["''", "'a b'", "' a'", "'a,b'", "'a;b'", "\"a\\tb\"", "'{% x %}'", "'${MODEL}'"] {
         let text = format!("inference_models:\n- {{name: a, served_name: {name}}}\n");
-        assert!(
-            only(&text).starts_with("c.yml:2:26: inference_models[0].served_name: "),
-            "{name}: {}",
-            only(&text)
-        );
+        assert!(only(&text).starts_with("c.yml:2:26: inference_models[0].served_name: "), "{name}: {}", only(&text));
     }
     for name in ["", "~"] {
         let text = format!("inference_models:\n- {{name: a, served_name: {name}}}\n");
@@ -337,11 +240,7 @@ inference_models:
 #[test]
 fn prices_come_in_pairs_and_are_exact() {
     let info = |fields: &str| policy(&format!("    litellm_model_info: {{{fields}}}\n"));
-    for fields in [
-        "input_cost_per_token: 1e-7",
-        "output_cost_per_token: 1e-7",
-        "input_cost_per_token: 1e-7, output_cost_per_token: ~",
-    ] {
+    for fields in ["input_cost_per_token: 1e-7", "output_cost_per_token: 1e-7", "input_cost_per_token: 1e-7, output_cost_per_token: ~"] {
         assert!(only(&info(fields)).contains("stands alone"), "{fields}");
     }
     for (price, wrong) in [
@@ -355,18 +254,13 @@ fn prices_come_in_pairs_and_are_exact() {
         ("free", "is not a decimal number"),
         ("[1]", "has to be a single value"),
     ] {
-        let problem = only(&info(&format!(
-            "input_cost_per_token: {price}, output_cost_per_token: 1"
-        )));
+        let problem = only(&info(&format!("input_cost_per_token: {price}, output_cost_per_token: 1")));
         assert!(
-            problem.starts_with(
-                "c.yml:6:48: inference.models[0].litellm_model_info.input_cost_per_token: "
-            ) && problem.contains(wrong),
+            problem.starts_with("c.yml:6:48: inference.models[0].litellm_model_info.input_cost_per_token: ") && problem.contains(wrong),
             "{price}: {problem}"
         );
     }
-    let text =
-        info("input_cost_per_token: 0.000000150000000000000001, output_cost_per_token: '5e-7'");
+    let text = info("input_cost_per_token: 0.000000150000000000000001, output_cost_per_token: '5e-7'");
     let prices = parse(&text, "c.yml").unwrap().models[0].prices.unwrap();
     assert_eq!(prices.input.to_string(), "0.000000150000000000000001");
     assert_eq!(prices.output.unwrap().to_string(), "0.0000005");
@@ -376,39 +270,18 @@ fn prices_come_in_pairs_and_are_exact() {
 
 #[test]
 fn the_budget_is_a_plain_amount() {
-    let with = |budget: &str| {
-        format!(
-            "inference:\n  budget: {budget}\n  models: [{{name: a, served_name: a, orderable: true}}]\n"
-        )
-    };
-    assert_eq!(
-        parse(&with("{max_budget_eur: 12.50}"), "c.yml")
-            .unwrap()
-            .max_budget,
-        Some(Decimal::new(125, 1))
-    );
-    assert_eq!(
-        parse(&with("{other: x}"), "c.yml").unwrap().max_budget,
-        None
-    );
+    let with = |budget: &str| format!("inference:\n  budget: {budget}\n  models: [{{name: a, served_name: a, orderable: true}}]\n");
+    assert_eq!(parse(&with("{max_budget_eur: 12.50}"), "c.yml").unwrap().max_budget, Some(Decimal::new(125, 1)));
+    assert_eq!(parse(&with("{other: x}"), "c.yml").unwrap().max_budget, None);
     assert_eq!(parse(&with(""), "c.yml").unwrap().max_budget, None);
-    for budget in [
-        "{max_budget_eur: -1}",
-        "{max_budget_eur: lots}",
-        "{max_budget_eur: [1]}",
-        "7",
-    ] {
+    for budget in ["{max_budget_eur: -1}", "{max_budget_eur: lots}", "{max_budget_eur: [1]}", "7"] {
         assert!(only(&with(budget)).starts_with("c.yml:2:"), "{budget}");
     }
 }
 
 #[test]
 fn a_file_cut_short_is_either_broken_or_shorter() {
-    let text = std::fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../fixtures/catalogue/inventory.yml"
-    ))
-    .unwrap();
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/catalogue/inventory.yml")).unwrap();
     let whole = parse(&text, "c.yml").unwrap();
     for (end, _) in text.char_indices() {
         // Whatever the cut, no entry is added; a shorter list is the caller's to hold.

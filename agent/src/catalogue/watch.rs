@@ -192,7 +192,8 @@ impl Watch {
         if remembered.accepted.contains(&read.digest) {
             self.let_go.extend(missing.iter().cloned());
         }
-        let lost: BTreeSet<String> = missing.iter().filter(|name| !read.disabled.contains(name) && !self.let_go.contains(*name)).cloned().collect();
+        let lost: BTreeSet<String> =
+            missing.iter().filter(|name| !read.disabled.contains(name) && !self.let_go.contains(*name)).cloned().collect();
         let held = self.is_too_much(lost.len()).then(|| Shrink { missing: lost, of: self.relied_on.len(), digest: read.digest.clone() });
 
         let distinct = self.last_read.is_none_or(|last| now >= after(last, DISTINCT));
@@ -200,7 +201,8 @@ impl Watch {
             self.last_read = Some(now);
         }
         wait_for(&mut self.absent, &missing, now, distinct);
-        let withheld: BTreeSet<String> = read.models.iter().filter(|model| !model.orderable).map(|model| model.served_name.clone()).collect();
+        let withheld: BTreeSet<String> =
+            read.models.iter().filter(|model| !model.orderable).map(|model| model.served_name.clone()).collect();
         wait_for(&mut self.withheld, &withheld, now, distinct);
         let over = |wait: &Wait| wait.reads >= READS && now >= after(wait.since, self.hold);
         if held.is_none() {
@@ -212,12 +214,14 @@ impl Watch {
                 self.gone.insert(name);
             }
         }
-        let withdrawn = withheld.iter().filter(|name| remembered.gone.contains(*name) || self.withheld.get(*name).is_some_and(over)).cloned().collect();
+        let withdrawn =
+            withheld.iter().filter(|name| remembered.gone.contains(*name) || self.withheld.get(*name).is_some_and(over)).cloned().collect();
 
         self.orderable.extend(remembered.choices.iter().cloned());
         self.orderable.retain(|name| !served.contains(name) && !read.disabled.contains(name) && !self.gone.contains(name));
         self.orderable.extend(read.orderable());
-        let budget = self.effective.as_ref().map_or(remembered.max_budget, |effective| effective.max_budget).filter(|_| read.max_budget.is_none());
+        let budget =
+            self.effective.as_ref().map_or(remembered.max_budget, |effective| effective.max_budget).filter(|_| read.max_budget.is_none());
         self.no_budget = budget.map(|_| match self.no_budget {
             Some(wait) => Wait { reads: wait.reads.saturating_add(u32::from(distinct)), ..wait },
             None => Wait { since: now, reads: 1 },

@@ -177,7 +177,8 @@ fn a_restart_over_a_cut_file_prunes_nothing_of_what_the_offering_knows() {
     let cut = catalogue(&names[..2]);
     let view = site.read(&cut);
     assert_eq!((view.held.clone(), &view.gone), (None, &set(&[])), "nothing is known yet, and so nothing is gone");
-    site.remembered = Remembered { models: set(&names), choices: set(&names[..7]), max_budget: Some(Decimal::TEN), ..Remembered::default() };
+    site.remembered =
+        Remembered { models: set(&names), choices: set(&names[..7]), max_budget: Some(Decimal::TEN), ..Remembered::default() };
     for _ in 0..5 {
         site.later(HOUR);
         let view = site.read(&cut);

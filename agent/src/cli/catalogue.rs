@@ -38,7 +38,10 @@ pub fn validate(files: &[PathBuf], unit: TokenUnit, as_json: bool) -> Result<(),
     if bad == 0 {
         return Ok(());
     }
-    Err(Problem { code: EXIT_INPUT, message: format!("{} of {} cannot be used; nothing in such a file takes effect", bad, plural(checked.len(), "catalogue")) })
+    Err(Problem {
+        code: EXIT_INPUT,
+        message: format!("{} of {} cannot be used; nothing in such a file takes effect", bad, plural(checked.len(), "catalogue")),
+    })
 }
 
 fn summary(catalogue: &Catalogue) -> String {
@@ -90,7 +93,10 @@ pub async fn accept(agent: &Agent) -> Result<(), Problem> {
     for settings in &agent.config.offerings {
         let offering = agent.look_at_offering(settings.uuid).await?;
         if let Some(owner) = Notes::read(&offering).owner.filter(|owner| *owner != agent.config.owner) {
-            return Err(wrong(format!("offering {} is kept by the agent of {owner:?}; nothing was accepted there", settings.uuid.simple())));
+            return Err(wrong(format!(
+                "offering {} is kept by the agent of {owner:?}; nothing was accepted there",
+                settings.uuid.simple()
+            )));
         }
         known.extend(crate::plan::remembered(&offering).models);
     }
@@ -115,7 +121,10 @@ pub async fn accept(agent: &Agent) -> Result<(), Problem> {
             agent.waldur.set_offering_metadata(uuid, &notes.merged_into(&offering)).await?;
         }
         if !accepted {
-            return Err(Problem { code: 1, message: format!("offering {}: Waldur takes the note and does not keep it; try again", uuid.simple()) });
+            return Err(Problem {
+                code: 1,
+                message: format!("offering {}: Waldur takes the note and does not keep it; try again", uuid.simple()),
+            });
         }
         say(format_args!("offering {}: this catalogue is accepted (sha256 {})", uuid.simple(), read.digest))?;
     }

@@ -59,7 +59,10 @@ impl Report {
         let failed = self.failed > 0;
         say(format_args!("{} ok, {}, {} failed", self.passed, plural(self.warned, "warning"), self.failed))?;
         match self.unwritten {
-            _ if failed => Err(Problem { code: EXIT_INPUT, message: "check found what has to be put right first: the lines that begin with FAIL".into() }),
+            _ if failed => Err(Problem {
+                code: EXIT_INPUT,
+                message: "check found what has to be put right first: the lines that begin with FAIL".into(),
+            }),
             Some(problem) => Err(problem),
             None => Ok(()),
         }
@@ -96,7 +99,13 @@ fn features(agent: &Agent) -> String {
         names.map(Feature::as_str).collect::<Vec<_>>().join(", ")
     };
     let parts = [("there", Some(true)), ("not there, asked again hourly", Some(false)), ("learnt at first use", None)];
-    parts.map(|(word, known)| (word, named(known))).iter().filter(|(_, names)| !names.is_empty()).map(|(word, names)| format!("{names}: {word}")).collect::<Vec<_>>().join("; ")
+    parts
+        .map(|(word, known)| (word, named(known)))
+        .iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(word, names)| format!("{names}: {word}"))
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 fn check_credentials(agent: &Agent, report: &mut Report) {
@@ -106,7 +115,9 @@ fn check_credentials(agent: &Agent, report: &mut Report) {
     };
     for (what, secret) in [waldur, ("gateway key", &agent.config.gateway.key)] {
         match secret.read() {
-            Ok(value) if crate::secret_file::looks_base64(&value) => report.warn(what, "looks base64-encoded; the file must hold the credential itself"),
+            Ok(value) if crate::secret_file::looks_base64(&value) => {
+                report.warn(what, "looks base64-encoded; the file must hold the credential itself")
+            }
             Ok(_) => report.ok(what, "readable"),
             Err(error) => report.fail(what, error.to_string()),
         }
@@ -123,7 +134,13 @@ fn check_catalogue(agent: &Agent, report: &mut Report) {
     let names: BTreeSet<&str> = catalogue.models.iter().map(|model| model.served_name.as_str()).collect();
     for offering in &agent.config.offerings {
         for name in offering.always_include.iter().filter(|name| !names.contains(name.as_str())) {
-            report.fail("catalogue", format!("offering {} always includes {name:?}, which the catalogue does not have; correct always_include", offering.uuid.simple()));
+            report.fail(
+                "catalogue",
+                format!(
+                    "offering {} always includes {name:?}, which the catalogue does not have; correct always_include",
+                    offering.uuid.simple()
+                ),
+            );
         }
     }
 }
@@ -134,11 +151,17 @@ async fn check_waldur(agent: &Agent, report: &mut Report) -> bool {
         Ok(user) => {
             let roles: BTreeSet<&str> = user.permissions.iter().map(|permission| permission.role_name.as_str()).collect();
             let listed = roles.iter().copied().collect::<Vec<_>>().join(", ");
-            report.ok("waldur", format!("{url} answers; user {} with roles {}", user.username, if listed.is_empty() { "none" } else { &listed }));
+            report.ok(
+                "waldur",
+                format!("{url} answers; user {} with roles {}", user.username, if listed.is_empty() { "none" } else { &listed }),
+            );
             if !user.is_staff && !ROLES.iter().any(|role| roles.contains(role)) {
                 report.fail("waldur rights", "the user has no role on the provider; give it CUSTOMER.OWNER of the provider's organization");
             } else if !user.is_staff && !roles.contains("CUSTOMER.OWNER") {
-                report.warn("waldur rights", "the user is not CUSTOMER.OWNER of the provider; older servers refuse order approval and price changes to lesser roles");
+                report.warn(
+                    "waldur rights",
+                    "the user is not CUSTOMER.OWNER of the provider; older servers refuse order approval and price changes to lesser roles",
+                );
             }
             true
         }
@@ -162,7 +185,10 @@ async fn check_offerings(agent: &Agent, report: &mut Report) {
         let offering = match agent.waldur.offering(settings.uuid).await {
             Ok(offering) => offering,
             Err(error) if error.class() == Class::NotFound => {
-                report.fail(&what, "does not exist or may not be seen by this user; correct offerings[].uuid or give the user a role on its provider");
+                report.fail(
+                    &what,
+                    "does not exist or may not be seen by this user; correct offerings[].uuid or give the user a role on its provider",
+                );
                 continue;
             }
             Err(error) => {
@@ -173,7 +199,10 @@ async fn check_offerings(agent: &Agent, report: &mut Report) {
         if offering.kind == OFFERING_TYPE {
             report.ok(&what, format!("{:?}, {}", offering.name, offering.state));
         } else {
-            report.fail(&what, format!("is of type {}; only {OFFERING_TYPE} lets an agent end orders. Make an offering of that type", offering.kind));
+            report.fail(
+                &what,
+                format!("is of type {}; only {OFFERING_TYPE} lets an agent end orders. Make an offering of that type", offering.kind),
+            );
         }
         let kinds: BTreeSet<&str> = offering.components.iter().map(|component| component.kind.as_str()).collect();
         for limit in ["max_budget", "tpm_limit", "rpm_limit"].into_iter().filter(|limit| !kinds.contains(limit)) {
@@ -181,8 +210,10 @@ async fn check_offerings(agent: &Agent, report: &mut Report) {
         }
         if let Some(catalogue) = agent.catalogue() {
             let aggregate = ["input_tokens", "output_tokens", "spend"].iter().any(|kind| kinds.contains(kind));
-            let housed = |name: &str| [Direction::Input, Direction::Output].iter().any(|d| kinds.contains(usage_component(name, *d).as_str()));
-            let homeless: Vec<&str> = catalogue.models.iter().map(|m| m.served_name.as_str()).filter(|name| !aggregate && !housed(name)).collect();
+            let housed =
+                |name: &str| [Direction::Input, Direction::Output].iter().any(|d| kinds.contains(usage_component(name, *d).as_str()));
+            let homeless: Vec<&str> =
+                catalogue.models.iter().map(|m| m.served_name.as_str()).filter(|name| !aggregate && !housed(name)).collect();
             if !homeless.is_empty() {
                 report.warn(&what, format!("has no usage component for {}; their usage cannot be billed", homeless.join(", ")));
             }
@@ -213,7 +244,10 @@ fn check_sold(agent: &Agent, settings: &OfferingConfig, offering: &Offering, wha
     };
     let changes = plan.actions.len();
     if changes > 0 && Notes::read(offering).owner.is_none() {
-        report.ok(what, format!("not kept by an agent yet; the offering loop of `run` makes {}, which `plan` shows", plural(changes, "change")));
+        report.ok(
+            what,
+            format!("not kept by an agent yet; the offering loop of `run` makes {}, which `plan` shows", plural(changes, "change")),
+        );
     } else {
         for action in &plan.actions {
             report.fail(what, format!("not as the catalogue says: {action}; a running agent does it at its next pass"));
@@ -228,8 +262,13 @@ fn check_sold(agent: &Agent, settings: &OfferingConfig, offering: &Offering, wha
                 report.ok(what, format!("plan {plan}: {kind} costs {now} and {then} later: pending until {month}"));
             }
             Finding::NoSuchPlan(name) => report.fail(what, format!("has no plan {name:?}; correct offerings[].plans")),
-            Finding::NotOurs { kind, billing } => report.fail(what, format!("component {kind} is charged as {billing}, so somebody else made it; remove it, or change its accounting type")),
-            Finding::Retired { kind, reason } => report.ok(what, format!("component {kind} is retired, since Waldur does not remove it: {reason}")),
+            Finding::NotOurs { kind, billing } => report.fail(
+                what,
+                format!("component {kind} is charged as {billing}, so somebody else made it; remove it, or change its accounting type"),
+            ),
+            Finding::Retired { kind, reason } => {
+                report.ok(what, format!("component {kind} is retired, since Waldur does not remove it: {reason}"))
+            }
         }
     }
     if changes == 0 {
@@ -247,7 +286,10 @@ async fn check_gateway(agent: &Agent, report: &mut Report) {
     }
     match agent.gateway.teams().await {
         Ok(teams) => report.ok("gateway key", format!("may list teams ({})", teams.len())),
-        Err(error) => report.fail("gateway key", format!("{error}; gateway.key_file must hold the master key or a key of a proxy_admin user with the management routes")),
+        Err(error) => report.fail(
+            "gateway key",
+            format!("{error}; gateway.key_file must hold the master key or a key of a proxy_admin user with the management routes"),
+        ),
     }
     let compared = match agent.compare_gateway().await {
         Ok(compared) => compared,

@@ -115,7 +115,9 @@ async fn plan_offerings(agent: &Agent, lines: &mut Vec<String>) -> Result<Vec<St
                     lines.push(format!("offering {} ({}):", settings.uuid.simple(), clean(&offering.name)));
                     lines.extend(plan.actions.iter().map(|action| format!("  {}", clean(&action.to_string()))));
                 }
-                notes.extend(plan.findings.iter().map(|finding| format!("offering {}: {}", settings.uuid.simple(), clean(&finding.to_string()))));
+                notes.extend(
+                    plan.findings.iter().map(|finding| format!("offering {}: {}", settings.uuid.simple(), clean(&finding.to_string()))),
+                );
             }
             Err(obstacle) => notes.push(clean(&obstacle)),
         }
@@ -125,12 +127,21 @@ async fn plan_offerings(agent: &Agent, lines: &mut Vec<String>) -> Result<Vec<St
         notes.push(clean(&format!("catalogue: held: {shrink}")));
     }
     for (model, since) in &view.missing {
-        notes.push(format!("catalogue: {} is missing since {since}; it counts as gone after {}", clean(model), crate::config::show_duration(agent.config.catalogue.hold)));
+        notes.push(format!(
+            "catalogue: {} is missing since {since}; it counts as gone after {}",
+            clean(model),
+            crate::config::show_duration(agent.config.catalogue.hold)
+        ));
     }
     Ok(notes)
 }
 
-async fn plan_order(agent: &Agent, offering: &OfferingConfig, order: &waldur_client::Order, resource: Uuid) -> Result<Vec<String>, Problem> {
+async fn plan_order(
+    agent: &Agent,
+    offering: &OfferingConfig,
+    order: &waldur_client::Order,
+    resource: Uuid,
+) -> Result<Vec<String>, Problem> {
     let Some(catalogue) = agent.catalogue() else { return Err(wrong("the catalogue cannot be read; see `check`")) };
     let resource = agent.waldur.resource(resource).await?;
     agent.is_governed(offering.uuid).await?;
@@ -147,7 +158,9 @@ async fn plan_order(agent: &Agent, offering: &OfferingConfig, order: &waldur_cli
     if order.kind == OrderKind::Terminate {
         let seen = agent.observe_for_removal(resource).await?;
         let step = match plan_removal(rules.owner, &seen, agent.clock.now(), agent.config.terminate.drain) {
-            Ok(Removal::Block(_)) => "block the team, wait out calls in flight, report the final usage, remove keys, team and Secrets".to_owned(),
+            Ok(Removal::Block(_)) => {
+                "block the team, wait out calls in flight, report the final usage, remove keys, team and Secrets".to_owned()
+            }
             Ok(Removal::Drain(until)) => format!("wait until {until}, report the final usage, remove keys, team and Secrets"),
             Ok(Removal::Bill { .. } | Removal::Remove(_)) => "report the final usage, remove keys, team and Secrets".to_owned(),
             Ok(Removal::Nothing) => "nothing is there".to_owned(),
@@ -193,7 +206,13 @@ pub async fn status(agent: &Agent, as_json: bool) -> Result<(), Problem> {
         };
         let ownership = match seen.ownership(&agent.config.owner) {
             Ownership::Absent => "none".to_owned(),
-            Ownership::Ours => if team.is_some_and(|t| t.blocked) { "blocked".into() } else { "active".into() },
+            Ownership::Ours => {
+                if team.is_some_and(|t| t.blocked) {
+                    "blocked".into()
+                } else {
+                    "active".into()
+                }
+            }
             Ownership::Foreign(_) => "foreign".to_owned(),
         };
         let budget = team.and_then(|team| team.max_budget);
@@ -220,7 +239,11 @@ pub async fn status(agent: &Agent, as_json: bool) -> Result<(), Problem> {
                 budget.map_or_else(|| "none".into(), |b: Decimal| b.normalize().to_string()),
                 share.map(|share| format!(" ({share} %)")).unwrap_or_default()
             ),
-            format!("{}{}", team.and_then(|t| t.budget_reset_at).map(|at| at.to_string()).unwrap_or_default(), if overdue { " OVERDUE" } else { "" }),
+            format!(
+                "{}{}",
+                team.and_then(|t| t.budget_reset_at).map(|at| at.to_string()).unwrap_or_default(),
+                if overdue { " OVERDUE" } else { "" }
+            ),
         ]);
     }
     if as_json {
@@ -248,21 +271,32 @@ pub async fn show_key(agent: &Agent, resource: Uuid, chat: bool) -> Result<(), P
     let seen = agent.waldur.resource(resource).await?;
     let listed = agent.secrets.of_resource(resource, seen.project).await.map_err(Failure::from)?;
     let Some(stored) = listed.stored.iter().find(|stored| stored.connection.slot == slot) else {
-        return Err(wrong(format!("resource {} has no {} key; `llm-access-agent status` shows what it has", resource.simple(), slot.as_str())));
+        return Err(wrong(format!(
+            "resource {} has no {} key; `llm-access-agent status` shows what it has",
+            resource.simple(),
+            slot.as_str()
+        )));
     };
     say(stored.connection.key.expose_secret())
 }
 
 /// Replaces the keys of a resource; `only` names the chat key and the project's, both where neither is named.
 pub async fn rotate_keys(agent: &Agent, resource: Uuid, only: (bool, bool), at_once: bool) -> Result<(), Problem> {
-    let slots: Vec<Slot> = [(only.0, Slot::Chat), (only.1, Slot::Project)].into_iter().filter(|(named, _)| *named).map(|(_, slot)| slot).collect();
+    let slots: Vec<Slot> =
+        [(only.0, Slot::Chat), (only.1, Slot::Project)].into_iter().filter(|(named, _)| *named).map(|(_, slot)| slot).collect();
     let rotated = agent.rotate_keys(resource, &slots, at_once).await.map_err(|problem| match problem {
         NotRotated::Wrong(message) => wrong(message),
-        NotRotated::Failed(failure) => Problem { code: 1, message: format!("{failure}; run this again, or leave the rest to the running agent") },
+        NotRotated::Failed(failure) => {
+            Problem { code: 1, message: format!("{failure}; run this again, or leave the rest to the running agent") }
+        }
     })?;
     for one in rotated {
         let (slot, alias, secret) = (one.slot.as_str(), one.alias, one.secret);
-        let made = if one.begun { format!("key {alias} is new and works") } else { format!("key {alias} was made by an earlier call and works; no other was made") };
+        let made = if one.begun {
+            format!("key {alias} is new and works")
+        } else {
+            format!("key {alias} was made by an earlier call and works; no other was made")
+        };
         let old = match one.old_until {
             Some(until) => format!("the old one serves until {until}, then a running agent deletes it"),
             None => "no older one is left".to_owned(),
@@ -283,9 +317,12 @@ pub async fn adopt(agent: &Agent, resource: Uuid) -> Result<(), Problem> {
         return Err(wrong(format!("there is no team {id} to adopt; the agent makes one by itself when the resource needs it")));
     };
     if let Some(other) = Mark::owner_of(&team.metadata).filter(|owner| *owner != agent.config.owner) {
-        return Err(wrong(format!("team {id} belongs to the agent of {other:?}; stop that agent and remove its `owner` entry from the team's metadata first")));
+        return Err(wrong(format!(
+            "team {id} belongs to the agent of {other:?}; stop that agent and remove its `owner` entry from the team's metadata first"
+        )));
     }
-    let mark = Mark { owner: agent.config.owner.clone(), offering: offering.uuid, resource, project: seen.project, customer: seen.customer };
+    let mark =
+        Mark { owner: agent.config.owner.clone(), offering: offering.uuid, resource, project: seen.project, customer: seen.customer };
     match mark.merged_into(&team.metadata) {
         None => say(format_args!("team {id} is ours already")),
         Some(metadata) => {
@@ -293,7 +330,10 @@ pub async fn adopt(agent: &Agent, resource: Uuid) -> Result<(), Problem> {
             agent.gateway.update_team(&id, &patch).await.map_err(Failure::from)?;
             let kept = agent.gateway.team(&id).await.map_err(Failure::from)?.is_some_and(|team| mark.merged_into(&team.metadata).is_none());
             if !kept {
-                return Err(Problem { code: 1, message: format!("team {id} did not keep our mark; try again, and look for another writer") });
+                return Err(Problem {
+                    code: 1,
+                    message: format!("team {id} did not keep our mark; try again, and look for another writer"),
+                });
             }
             say(format_args!("team {id} is ours now; its own keys stay, and the next beat gives it ours"))
         }
@@ -314,7 +354,8 @@ pub async fn list_orphans(agent: &Agent) -> Result<(), Problem> {
 async fn orphan_rows(agent: &Agent, world: &World) -> Result<Vec<(Uuid, String, String)>, Problem> {
     let owner = &agent.config.owner;
     let marked = world.teams.values().filter_map(|team| Mark::resource_of(&team.metadata, owner));
-    let ids: std::collections::BTreeSet<Uuid> = marked.chain(world.secrets.keys().copied()).filter(|id| !world.resources.contains_key(id)).collect();
+    let ids: std::collections::BTreeSet<Uuid> =
+        marked.chain(world.secrets.keys().copied()).filter(|id| !world.resources.contains_key(id)).collect();
     let mut rows = Vec::new();
     for id in ids {
         let state = match agent.waldur.resource(id).await {
@@ -335,7 +376,11 @@ pub async fn remove_orphans(agent: &Agent, only: Option<Uuid>) -> Result<(), Pro
     let world = agent.read_world().await?;
     let rows = orphan_rows(agent, &world).await?;
     if let Some(id) = only.filter(|id| !rows.iter().any(|(row, ..)| row == id)) {
-        let why = if world.resources.contains_key(&id) { "it is alive; order its termination in Waldur" } else { "nothing of ours carries its id" };
+        let why = if world.resources.contains_key(&id) {
+            "it is alive; order its termination in Waldur"
+        } else {
+            "nothing of ours carries its id"
+        };
         return Err(wrong(format!("resource {} is no orphan: {why}", id.simple())));
     }
     let mut removed = 0_usize;
@@ -348,7 +393,9 @@ pub async fn remove_orphans(agent: &Agent, only: Option<Uuid>) -> Result<(), Pro
         let Some(_busy) = agent.schedule.take(id) else { continue };
         let resource = match agent.waldur.resource(id).await {
             Ok(resource) => resource,
-            Err(error) if error.class() == waldur_client::Class::NotFound && named => waldur_client::Resource { uuid: id, ..Default::default() },
+            Err(error) if error.class() == waldur_client::Class::NotFound && named => {
+                waldur_client::Resource { uuid: id, ..Default::default() }
+            }
             Err(error) => return Err(Failure::from(error).into()),
         };
         if !named && resource.state != ResourceState::Terminated {

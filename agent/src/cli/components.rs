@@ -127,7 +127,8 @@ async fn used_in(agent: &Agent, offering: Uuid, month: BillingMonth) -> Result<B
 pub async fn remove(agent: &Agent, order: &Remove) -> Result<(), Problem> {
     let mut found = false;
     let mut known: Vec<String> = Vec::new();
-    let offerings: Vec<&OfferingConfig> = agent.config.offerings.iter().filter(|settings| order.offering.is_none_or(|uuid| uuid == settings.uuid)).collect();
+    let offerings: Vec<&OfferingConfig> =
+        agent.config.offerings.iter().filter(|settings| order.offering.is_none_or(|uuid| uuid == settings.uuid)).collect();
     if offerings.is_empty() {
         return Err(wrong("this offering is not among those of the configuration"));
     }
@@ -140,7 +141,10 @@ pub async fn remove(agent: &Agent, order: &Remove) -> Result<(), Problem> {
         }
         found = true;
         if let Some(owner) = Notes::read(&offering).owner.filter(|owner| *owner != agent.config.owner) {
-            return Err(wrong(format!("offering {} is kept by the agent of {owner:?}; its components are left alone", settings.uuid.simple())));
+            return Err(wrong(format!(
+                "offering {} is kept by the agent of {owner:?}; its components are left alone",
+                settings.uuid.simple()
+            )));
         }
         remove_here(agent, settings, &offering, &matching, order).await?;
     }
@@ -162,9 +166,17 @@ fn matching(offering: &Offering, key: &str) -> Vec<Component> {
     offering.components.iter().filter(|component| types.contains(&component.kind) || of_model(&component.kind)).cloned().collect()
 }
 
-async fn remove_here(agent: &Agent, settings: &OfferingConfig, offering: &Offering, matching: &[Component], order: &Remove) -> Result<(), Problem> {
+async fn remove_here(
+    agent: &Agent,
+    settings: &OfferingConfig,
+    offering: &Offering,
+    matching: &[Component],
+    order: &Remove,
+) -> Result<(), Problem> {
     let uuid = settings.uuid;
-    let Some(view) = agent.catalogue() else { return Err(wrong("the catalogue cannot be read, so nobody knows what is stale; see `check`")) };
+    let Some(view) = agent.catalogue() else {
+        return Err(wrong("the catalogue cannot be read, so nobody knows what is stale; see `check`"));
+    };
     let shop = agent.shop(settings, &view);
     let resources = agent.waldur.resources(uuid, &[]).await?;
     say(format_args!("offering {} ({}): {}", uuid.simple(), clean(&offering.name), by_state(&resources)))?;
@@ -184,13 +196,24 @@ async fn remove_here(agent: &Agent, settings: &OfferingConfig, offering: &Offeri
         say(format_args!("  price: {}", clean(&prices(offering, kind).join("; "))))?;
         let this_month = used.get(kind).copied().unwrap_or_default();
         say(format_args!("  used this month: {}", this_month.normalize()))?;
-        if stage == Stage::Retired && component.name.starts_with(crate::plan::RETIRED) && order.unlink_with.is_none() && !resources.is_empty() {
-            say(format_args!("  nothing to do: it is retired already, and Waldur removes no component while the offering has any resource row ({})", by_state(&resources)))?;
+        if stage == Stage::Retired
+            && component.name.starts_with(crate::plan::RETIRED)
+            && order.unlink_with.is_none()
+            && !resources.is_empty()
+        {
+            say(format_args!(
+                "  nothing to do: it is retired already, and Waldur removes no component while the offering has any resource row ({})",
+                by_state(&resources)
+            ))?;
             continue;
         }
         match stage {
-            Stage::Current => objections.push(format!("{kind} is sold: the catalogue and the configuration ask for it, so that the agent makes it again")),
-            Stage::Held => objections.push(format!("{kind} is of a model that is missing from the catalogue but does not count as gone yet")),
+            Stage::Current => {
+                objections.push(format!("{kind} is sold: the catalogue and the configuration ask for it, so that the agent makes it again"))
+            }
+            Stage::Held => {
+                objections.push(format!("{kind} is of a model that is missing from the catalogue but does not count as gone yet"))
+            }
             _ => {}
         }
         if !this_month.is_zero() {
@@ -210,7 +233,11 @@ async fn remove_here(agent: &Agent, settings: &OfferingConfig, offering: &Offeri
     }
     for (component, stage) in todo {
         if order.dry_run {
-            let then = if resources.is_empty() || order.unlink_with.is_some() { "" } else { ", which Waldur refuses while there are resource rows, and then retire it: renamed, price 0, noted" };
+            let then = if resources.is_empty() || order.unlink_with.is_some() {
+                ""
+            } else {
+                ", which Waldur refuses while there are resource rows, and then retire it: renamed, price 0, noted"
+            };
             say(format_args!("would remove component {}{then}", component.kind))?;
         } else {
             remove_one(agent, settings, component, stage).await?;
@@ -259,7 +286,12 @@ async fn remove_one(agent: &Agent, settings: &OfferingConfig, component: &Compon
     if matches!(stage, Stage::Current | Stage::Held) {
         return match agent.try_to_remove(uuid, id, kind).await? {
             None => say(format_args!("removed component {kind}")),
-            Some(reason) => Err(Problem { code: 1, message: format!("component {kind} stays: {reason}. It is not retired, since the agent would take it into use again; take the model out of the catalogue first, and wait until it counts as gone") }),
+            Some(reason) => Err(Problem {
+                code: 1,
+                message: format!(
+                    "component {kind} stays: {reason}. It is not retired, since the agent would take it into use again; take the model out of the catalogue first, and wait until it counts as gone"
+                ),
+            }),
         };
     }
     match agent.remove_component(uuid, id, kind, true).await? {
@@ -274,7 +306,10 @@ async fn remove_one(agent: &Agent, settings: &OfferingConfig, component: &Compon
         let shop = Shop { stubborn, ..agent.shop(settings, &view) };
         let actions = plan_retirement(&shop, &offering, kind);
         if actions.is_empty() {
-            return say(format_args!("retired component {kind}: renamed, price 0 on every plan ({}), noted on the offering; its removal is tried again by the running agent", clean(&prices(&offering, kind).join("; "))));
+            return say(format_args!(
+                "retired component {kind}: renamed, price 0 on every plan ({}), noted on the offering; its removal is tried again by the running agent",
+                clean(&prices(&offering, kind).join("; "))
+            ));
         }
         if actions == before {
             if stubborn {
@@ -294,7 +329,11 @@ async fn remove_one(agent: &Agent, settings: &OfferingConfig, component: &Compon
 
 /// Removes the rows of terminated resources; never one in another state.
 async fn unlink(agent: &Agent, offering: Uuid, resources: &[Resource], token: &Path, dry_run: bool) -> Result<(), Problem> {
-    let living: Vec<String> = resources.iter().filter(|resource| resource.state != ResourceState::Terminated).map(|r| format!("{} ({})", r.uuid.simple(), r.state)).collect();
+    let living: Vec<String> = resources
+        .iter()
+        .filter(|resource| resource.state != ResourceState::Terminated)
+        .map(|r| format!("{} ({})", r.uuid.simple(), r.state))
+        .collect();
     if !living.is_empty() {
         return Err(wrong(format!(
             "{} of offering {} in a state other than Terminated, and Waldur removes no component while there is any: {}; nothing was unlinked",

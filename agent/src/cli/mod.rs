@@ -5,8 +5,8 @@ mod check;
 pub mod commands;
 pub mod components;
 mod print;
-mod usage;
 mod readers;
+mod usage;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -210,9 +210,17 @@ impl Command {
     /// Whether nothing is changed, so that the log has nothing to tell but trouble.
     fn only_reads(&self) -> bool {
         match self {
-            Self::Check { .. } | Self::Plan | Self::Status { .. } | Self::Keys { command: KeysCommand::Show { .. } } | Self::Orphans { command: OrphansCommand::List } => true,
+            Self::Check { .. }
+            | Self::Plan
+            | Self::Status { .. }
+            | Self::Keys { command: KeysCommand::Show { .. } }
+            | Self::Orphans { command: OrphansCommand::List } => true,
             Self::Usage { command } => command.only_reads(),
-            Self::Run { .. } | Self::Orders { .. } | Self::Keys { command: KeysCommand::Rotate { .. } } | Self::Adopt { .. } | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
+            Self::Run { .. }
+            | Self::Orders { .. }
+            | Self::Keys { command: KeysCommand::Rotate { .. } }
+            | Self::Adopt { .. }
+            | Self::Orphans { command: OrphansCommand::Remove { .. } } => false,
             Self::Catalogue { command: CatalogueCommand::Validate { .. } } | Self::Components { command: ComponentsCommand::List } => true,
             Self::Components { command: ComponentsCommand::Remove { dry_run, .. } } => *dry_run,
             Self::Catalogue { command: CatalogueCommand::Accept } => false,
@@ -255,7 +263,8 @@ async fn run(cli: Cli) -> ExitCode {
     if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
         return fail(1, "another TLS provider is already installed");
     }
-    let environment: Vec<(String, String)> = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
+    let environment: Vec<(String, String)> =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect();
     let loaded = match config::load(cli.config.as_deref(), &environment) {
         Ok(loaded) => loaded,
         Err(errors) => return fail(EXIT_INPUT, &errors.to_string()),
@@ -280,13 +289,17 @@ async fn run(cli: Cli) -> ExitCode {
         Command::Orders { command: OrdersCommand::Retry { order } } => commands::retry(&agent, order).await,
         Command::Usage { command } => usage::run(&agent, command).await,
         Command::Keys { command: KeysCommand::Show { resource, chat } } => commands::show_key(&agent, resource, chat).await,
-        Command::Keys { command: KeysCommand::Rotate { resource, chat, project, now } } => commands::rotate_keys(&agent, resource, (chat, project), now).await,
+        Command::Keys { command: KeysCommand::Rotate { resource, chat, project, now } } => {
+            commands::rotate_keys(&agent, resource, (chat, project), now).await
+        }
         Command::Adopt { resource } => commands::adopt(&agent, resource).await,
         Command::Catalogue { command: CatalogueCommand::Accept } => catalogue::accept(&agent).await,
         // Was done before a configuration was asked for.
         Command::Catalogue { command: CatalogueCommand::Validate { .. } } => Ok(()),
         Command::Components { command: ComponentsCommand::List } => components::list(&agent).await,
-        Command::Components { command: ComponentsCommand::Remove { key, dry_run, force, offering, unlink_terminated: _, staff_token_file } } => {
+        Command::Components {
+            command: ComponentsCommand::Remove { key, dry_run, force, offering, unlink_terminated: _, staff_token_file },
+        } => {
             let order = components::Remove { key, offering, dry_run, force, unlink_with: staff_token_file };
             components::remove(&agent, &order).await
         }
@@ -323,9 +336,21 @@ async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
     let loops: Vec<Loop> = if only.is_empty() {
         vec![Loop::Orders, Loop::Resources, Loop::Offering, Loop::Usage]
     } else {
-        only.iter().map(|name| match name { LoopName::Orders => Loop::Orders, LoopName::Resources => Loop::Resources, LoopName::Offering => Loop::Offering, LoopName::Usage => Loop::Usage }).collect()
+        only.iter()
+            .map(|name| match name {
+                LoopName::Orders => Loop::Orders,
+                LoopName::Resources => Loop::Resources,
+                LoopName::Offering => Loop::Offering,
+                LoopName::Usage => Loop::Usage,
+            })
+            .collect()
     };
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), owner = agent.config.owner, offerings = offerings(&agent.config), "llm-access-agent starts");
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        owner = agent.config.owner,
+        offerings = offerings(&agent.config),
+        "llm-access-agent starts"
+    );
     let lease = match crate::lease::elect(&agent).await {
         Ok(lease) => lease,
         Err(error) => return fail(EXIT_INPUT, &error.to_string()),

@@ -13,7 +13,9 @@ use super::commands::Problem;
 pub fn say(line: impl Display) -> Result<(), Problem> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Problem { code: 1, message: format!("standard output cannot be written: {error}") }),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Problem { code: 1, message: format!("standard output cannot be written: {error}") })
+        }
         _ => Ok(()),
     }
 }

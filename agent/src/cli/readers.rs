@@ -22,14 +22,7 @@ const MOST_BYTES: u64 = 16 << 20;
 const VARIABLE: &str = "LLM_ACCESS_MODELS";
 
 /// Where a model's public name is in an entry, the best first.
-const NAME_KEYS: [&str; 6] = [
-    "served_name",
-    "servedName",
-    "model_name",
-    "modelName",
-    "name",
-    "model",
-];
+const NAME_KEYS: [&str; 6] = ["served_name", "servedName", "model_name", "modelName", "name", "model"];
 
 /// A file inside a file inside a file is enough.
 const DEEPEST: usize = 3;
@@ -46,17 +39,10 @@ pub(super) struct Compared {
 /// Compares one file with the catalogue; `-` is the standard input. A file that cannot be read, is not YAML or JSON, or says
 /// nothing about models is a difference too.
 pub(super) fn compare_file(path: &Path, catalogue: &Catalogue) -> Compared {
-    let shown = if path == Path::new("-") {
-        "standard input".to_owned()
-    } else {
-        path.display().to_string()
-    };
+    let shown = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
     match read(path) {
         Ok(text) => compare(&shown, &text, catalogue),
-        Err(why) => Compared {
-            differences: vec![format!("{shown}: {why}")],
-            ..Compared::default()
-        },
+        Err(why) => Compared { differences: vec![format!("{shown}: {why}")], ..Compared::default() },
     }
 }
 
@@ -65,14 +51,9 @@ fn read(path: &Path) -> Result<String, String> {
     let from: Box<dyn std::io::Read> = if path == Path::new("-") {
         Box::new(std::io::stdin())
     } else {
-        Box::new(
-            std::fs::File::open(path)
-                .map_err(|error| format!("cannot be read: {error}; check the path"))?,
-        )
+        Box::new(std::fs::File::open(path).map_err(|error| format!("cannot be read: {error}; check the path"))?)
     };
-    from.take(MOST_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| format!("cannot be read: {error}; check the path"))?;
+    from.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}; check the path"))?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MOST_BYTES {
         return Err("is larger than 16 MiB; check the path".to_owned());
     }
@@ -81,15 +62,13 @@ fn read(path: &Path) -> Result<String, String> {
 
 /// Compares the text of a file with the catalogue.
 fn compare(file: &str, text: &str, catalogue: &Catalogue) -> Compared {
-    let mut reader = Reader {
-        file,
-        catalogue,
-        compared: Compared::default(),
-    };
+    let mut reader = Reader { file, catalogue, compared: Compared::default() };
     reader.text(text, 0, 0);
     let mut compared = reader.compared;
     if compared.found.is_empty() && compared.differences.is_empty() {
-        compared.differences.push(format!("{file}: says nothing about models: it has no {VARIABLE}, llmOffering, llm.models or model_list; give the file that has"));
+        compared.differences.push(format!(
+            "{file}: says nothing about models: it has no {VARIABLE}, llmOffering, llm.models or model_list; give the file that has"
+        ));
     }
     compared
 }
@@ -117,9 +96,7 @@ struct Quote {
 
 impl Reader<'_> {
     fn differs(&mut self, line: usize, message: impl fmt::Display) {
-        self.compared
-            .differences
-            .push(format!("{}:{line}: {message}", self.file));
+        self.compared.differences.push(format!("{}:{line}: {message}", self.file));
     }
 
     /// A file of one or more documents, `offset` lines into the real one.
@@ -141,9 +118,7 @@ impl Reader<'_> {
             Kind::Scalar { text, .. }
                 if depth < DEEPEST
                     && text.contains('\n')
-                    && [VARIABLE, "llmOffering", "model_list", "modelInfo"]
-                        .iter()
-                        .any(|word| text.contains(word)) =>
+                    && [VARIABLE, "llmOffering", "model_list", "modelInfo"].iter().any(|word| text.contains(word)) =>
             {
                 // The text of a block begins where the node is.
                 self.text(text, offset + node.pos.line - 1, depth + 1);
@@ -158,9 +133,7 @@ impl Reader<'_> {
                 (Some(value), _) => self.variable(value, offset),
                 (None, Some(from)) => self.differs(
                     offset + from.pos.line,
-                    format_args!(
-                        "{VARIABLE} comes from another object; give the file that holds its value"
-                    ),
+                    format_args!("{VARIABLE} comes from another object; give the file that holds its value"),
                 ),
                 (None, None) => {}
             }
@@ -172,13 +145,7 @@ impl Reader<'_> {
                 (Some("llmOffering"), Kind::Map(offering)) => self.offering(offering, line, offset),
                 (Some("llm"), Kind::Map(llm)) => {
                     match get(llm, "models").map(|models| (&models.kind, models.pos)) {
-                        Some((Kind::List(models), pos)) => self.served(
-                            "llm.models",
-                            models,
-                            pos,
-                            offset,
-                            ["modelInfo", "model_info"],
-                        ),
+                        Some((Kind::List(models), pos)) => self.served("llm.models", models, pos, offset, ["modelInfo", "model_info"]),
                         Some((_, pos)) => {
                             self.differs(offset + pos.line, "llm.models is no list of models");
                         }
@@ -186,13 +153,9 @@ impl Reader<'_> {
                     }
                     self.map(llm, offset, depth);
                 }
-                (Some("model_list"), Kind::List(models)) => self.served(
-                    "model_list",
-                    models,
-                    value.pos,
-                    offset,
-                    ["model_info", "litellm_params"],
-                ),
+                (Some("model_list"), Kind::List(models)) => {
+                    self.served("model_list", models, value.pos, offset, ["model_info", "litellm_params"])
+                }
                 _ => self.node(value, offset, depth),
             }
         }
@@ -208,24 +171,12 @@ impl Reader<'_> {
             list if list.starts_with('[') => match serde_json::from_str::<Vec<String>>(list) {
                 Ok(names) => names,
                 Err(_) => {
-                    return self.differs(
-                        line,
-                        format_args!("{VARIABLE} begins like a JSON list of names and is none"),
-                    );
+                    return self.differs(line, format_args!("{VARIABLE} begins like a JSON list of names and is none"));
                 }
             },
-            list => list
-                .split(|c: char| c == ',' || c.is_whitespace())
-                .filter(|name| !name.is_empty())
-                .map(str::to_owned)
-                .collect(),
+            list => list.split(|c: char| c == ',' || c.is_whitespace()).filter(|name| !name.is_empty()).map(str::to_owned).collect(),
         };
-        self.names(
-            VARIABLE,
-            line,
-            names.into_iter().map(|name| (name, line)),
-            Model::is_orderable,
-        );
+        self.names(VARIABLE, line, names.into_iter().map(|name| (name, line)), Model::is_orderable);
     }
 
     fn offering(&mut self, offering: &[Entry], line: usize, offset: usize) {
@@ -233,42 +184,20 @@ impl Reader<'_> {
         if let Some(models) = models {
             match &models.kind {
                 Kind::List(items) => {
-                    let names: Vec<(String, usize)> = items
-                        .iter()
-                        .filter_map(|item| Some((name_of(item)?, offset + item.pos.line)))
-                        .collect();
+                    let names: Vec<(String, usize)> =
+                        items.iter().filter_map(|item| Some((name_of(item)?, offset + item.pos.line))).collect();
                     if names.len() != items.len() {
-                        self.differs(
-                            offset + models.pos.line,
-                            "llmOffering.models holds an entry without a name",
-                        );
+                        self.differs(offset + models.pos.line, "llmOffering.models holds an entry without a name");
                     }
-                    self.names(
-                        "llmOffering.models",
-                        offset + models.pos.line,
-                        names,
-                        Model::is_orderable,
-                    );
+                    self.names("llmOffering.models", offset + models.pos.line, names, Model::is_orderable);
                 }
-                _ => self.differs(
-                    offset + models.pos.line,
-                    "llmOffering.models is no list of models",
-                ),
+                _ => self.differs(offset + models.pos.line, "llmOffering.models is no list of models"),
             }
         }
         match get(offering, "modelPricing") {
             Some(pricing) => self.pricing(pricing, offset),
-            None if models.is_some()
-                && self
-                    .catalogue
-                    .models
-                    .iter()
-                    .any(|model| model.orderable && model.prices.is_some()) =>
-            {
-                self.differs(
-                    line,
-                    "llmOffering lists models and has no modelPricing for them",
-                );
+            None if models.is_some() && self.catalogue.models.iter().any(|model| model.orderable && model.prices.is_some()) => {
+                self.differs(line, "llmOffering lists models and has no modelPricing for them");
             }
             None => {}
         }
@@ -279,7 +208,10 @@ impl Reader<'_> {
                 Some(Ok(written)) if written == expected => {}
                 _ => {
                     let written = scalar(node).unwrap_or("no number");
-                    self.differs(offset + node.pos.line, format_args!("llmOffering.plan.quotas.max_budget is {written} and {} in the catalogue", expected.normalize()));
+                    self.differs(
+                        offset + node.pos.line,
+                        format_args!("llmOffering.plan.quotas.max_budget is {written} and {} in the catalogue", expected.normalize()),
+                    );
                 }
             }
         }
@@ -291,16 +223,10 @@ impl Reader<'_> {
         self.compared.found.insert(WHAT);
         let mut quotes: BTreeMap<String, Quote> = BTreeMap::new();
         let entries: Vec<(Option<String>, &Node)> = match &pricing.kind {
-            Kind::Map(entries) => entries
-                .iter()
-                .map(|entry| (entry.key.clone(), &entry.value))
-                .collect(),
+            Kind::Map(entries) => entries.iter().map(|entry| (entry.key.clone(), &entry.value)).collect(),
             Kind::List(items) => items.iter().map(|item| (name_of(item), item)).collect(),
             Kind::Scalar { .. } => {
-                return self.differs(
-                    offset + pricing.pos.line,
-                    "modelPricing is no list of prices",
-                );
+                return self.differs(offset + pricing.pos.line, "modelPricing is no list of prices");
             }
         };
         for (name, node) in entries {
@@ -314,46 +240,26 @@ impl Reader<'_> {
                 self.differs(line, format_args!("modelPricing has model {name} twice"));
             }
         }
-        for model in self
-            .catalogue
-            .models
-            .iter()
-            .filter(|model| model.orderable && model.prices.is_some())
-        {
+        for model in self.catalogue.models.iter().filter(|model| model.orderable && model.prices.is_some()) {
             if !quotes.contains_key(&model.served_name) {
                 self.differs(
                     offset + pricing.pos.line,
-                    format_args!(
-                        "modelPricing lacks model {}, which the catalogue prices",
-                        model.served_name
-                    ),
+                    format_args!("modelPricing lacks model {}, which the catalogue prices", model.served_name),
                 );
             }
         }
         for (name, quote) in quotes {
             match self.catalogue.model(&name) {
-                None => self.differs(
-                    quote.line,
-                    format_args!(
-                        "modelPricing has model {name}, which the catalogue does not list"
-                    ),
-                ),
-                Some(model) => self.prices(WHAT, model, &quote, |written, listed| {
-                    written.or(Some(Decimal::ZERO)) == listed.or(Some(Decimal::ZERO))
-                }),
+                None => self.differs(quote.line, format_args!("modelPricing has model {name}, which the catalogue does not list")),
+                Some(model) => {
+                    self.prices(WHAT, model, &quote, |written, listed| written.or(Some(Decimal::ZERO)) == listed.or(Some(Decimal::ZERO)))
+                }
             }
         }
     }
 
     /// What the gateway is to serve, where a model without a price has no cost fields at all.
-    fn served(
-        &mut self,
-        what: &'static str,
-        models: &[Node],
-        at: Pos,
-        offset: usize,
-        info_keys: [&str; 2],
-    ) {
+    fn served(&mut self, what: &'static str, models: &[Node], at: Pos, offset: usize, info_keys: [&str; 2]) {
         let mut names = Vec::new();
         for item in models {
             let line = offset + item.pos.line;
@@ -362,18 +268,11 @@ impl Reader<'_> {
                 continue;
             };
             names.push((name.clone(), line));
-            let mut quote = Quote {
-                line,
-                ..Quote::default()
-            };
+            let mut quote = Quote { line, ..Quote::default() };
             for info in info_keys.iter().filter_map(|key| get(entries, key)) {
                 if let Kind::Map(info) = &info.kind {
                     let written = self.quote(what, &name, info, line, offset);
-                    quote = Quote {
-                        line,
-                        input: written.input.or(quote.input),
-                        output: written.output.or(quote.output),
-                    };
+                    quote = Quote { line, input: written.input.or(quote.input), output: written.output.or(quote.output) };
                 }
             }
             if let Some(model) = self.catalogue.model(&name) {
@@ -398,92 +297,45 @@ impl Reader<'_> {
                     self.differs(line, format_args!("{what} lists model {name} twice"));
                 }
                 Some(model) if belongs(model) => {}
-                Some(_) => self.differs(
-                    line,
-                    format_args!(
-                        "{what} lists model {name}, which is not orderable in the catalogue"
-                    ),
-                ),
-                None => self.differs(
-                    line,
-                    format_args!("{what} lists model {name}, which the catalogue does not list"),
-                ),
+                Some(_) => self.differs(line, format_args!("{what} lists model {name}, which is not orderable in the catalogue")),
+                None => self.differs(line, format_args!("{what} lists model {name}, which the catalogue does not list")),
             }
         }
         let catalogue = self.catalogue;
-        for model in catalogue
-            .models
-            .iter()
-            .filter(|model| belongs(model) && !seen.contains(&model.served_name))
-        {
-            self.differs(
-                line,
-                format_args!(
-                    "{what} lacks model {}, which the catalogue lists",
-                    model.served_name
-                ),
-            );
+        for model in catalogue.models.iter().filter(|model| belongs(model) && !seen.contains(&model.served_name)) {
+            self.differs(line, format_args!("{what} lacks model {}, which the catalogue lists", model.served_name));
         }
     }
 
-    fn prices(
-        &mut self,
-        what: &str,
-        model: &Model,
-        quote: &Quote,
-        same: impl Fn(Option<Decimal>, Option<Decimal>) -> bool,
-    ) {
+    fn prices(&mut self, what: &str, model: &Model, quote: &Quote, same: impl Fn(Option<Decimal>, Option<Decimal>) -> bool) {
         let sides = [
-            (
-                "input",
-                quote.input,
-                model.prices.map(|prices| prices.input),
-            ),
-            (
-                "output",
-                quote.output,
-                model.prices.and_then(|prices| prices.output),
-            ),
+            ("input", quote.input, model.prices.map(|prices| prices.input)),
+            ("output", quote.output, model.prices.and_then(|prices| prices.output)),
         ];
         for (side, written, listed) in sides {
             let tokens = written.map_or(1, |quoted| quoted.tokens);
             let listed = listed.map(|price| price * Decimal::from(tokens));
             if !same(written.map(|quoted| quoted.price), listed) {
-                let show = |price: Option<Decimal>| {
-                    price.map_or_else(
-                        || "not there".to_owned(),
-                        |price| price.normalize().to_string(),
-                    )
-                };
+                let show = |price: Option<Decimal>| price.map_or_else(|| "not there".to_owned(), |price| price.normalize().to_string());
                 let (written, listed) = (show(written.map(|quoted| quoted.price)), show(listed));
-                self.differs(quote.line, format_args!("{what}: the {side} price of model {} is {written} and {listed} in the catalogue", model.served_name));
+                self.differs(
+                    quote.line,
+                    format_args!("{what}: the {side} price of model {} is {written} and {listed} in the catalogue", model.served_name),
+                );
             }
         }
     }
 
     /// The prices in a mapping: `input_cost_per_token`, `inputCostPerToken`, `input` and the like.
-    fn quote(
-        &mut self,
-        what: &str,
-        model: &str,
-        prices: &[Entry],
-        line: usize,
-        offset: usize,
-    ) -> Quote {
-        let mut quote = Quote {
-            line,
-            ..Quote::default()
-        };
+    fn quote(&mut self, what: &str, model: &str, prices: &[Entry], line: usize, offset: usize) -> Quote {
+        let mut quote = Quote { line, ..Quote::default() };
         for (side, place) in [("input", &mut quote.input), ("output", &mut quote.output)] {
             let Some((key, node)) = price_entry(prices, side) else {
                 continue;
             };
             match scalar(node).map(number::decimal) {
                 Some(Ok(price)) => {
-                    *place = Some(Quoted {
-                        price,
-                        tokens: tokens_of(&key),
-                    });
+                    *place = Some(Quoted { price, tokens: tokens_of(&key) });
                 }
                 _ => self.compared.differences.push(format!(
                     "{}:{}: {what}: the {side} price of model {model} is no number",
@@ -498,28 +350,14 @@ impl Reader<'_> {
 
 /// The entry with the price of one side; the plain name first, since there can be others (`input_cost_per_image`).
 fn price_entry<'n>(prices: &'n [Entry], side: &str) -> Option<(String, &'n Node)> {
-    let exact = [
-        format!("{side}_cost_per_token"),
-        format!("{side}CostPerToken"),
-        side.to_owned(),
-    ];
-    let at = |key: &str| {
-        get(prices, key)
-            .filter(|node| !node.is_null())
-            .map(|node| (key.to_owned(), node))
-    };
+    let exact = [format!("{side}_cost_per_token"), format!("{side}CostPerToken"), side.to_owned()];
+    let at = |key: &str| get(prices, key).filter(|node| !node.is_null()).map(|node| (key.to_owned(), node));
     exact.iter().find_map(|key| at(key)).or_else(|| {
         let fits = |key: &str| {
             let key = key.to_ascii_lowercase();
-            key.starts_with(side)
-                && (key.contains("price") || key.contains("token") || key.contains("per"))
-                && !key.contains("cache")
+            key.starts_with(side) && (key.contains("price") || key.contains("token") || key.contains("per")) && !key.contains("cache")
         };
-        prices
-            .iter()
-            .filter_map(|entry| entry.key.as_deref())
-            .find(|key| fits(key))
-            .and_then(at)
+        prices.iter().filter_map(|entry| entry.key.as_deref()).find(|key| fits(key)).and_then(at)
     })
 }
 
@@ -536,10 +374,7 @@ fn tokens_of(key: &str) -> u32 {
 }
 
 fn get<'n>(entries: &'n [Entry], key: &str) -> Option<&'n Node> {
-    entries
-        .iter()
-        .find(|entry| entry.key.as_deref() == Some(key))
-        .map(|entry| &entry.value)
+    entries.iter().find(|entry| entry.key.as_deref() == Some(key)).map(|entry| &entry.value)
 }
 
 fn path<'n>(entries: &'n [Entry], keys: &[&str]) -> Option<&'n Node> {
@@ -564,10 +399,7 @@ fn scalar(node: &Node) -> Option<&str> {
 fn name_of(node: &Node) -> Option<String> {
     match &node.kind {
         Kind::Scalar { text, .. } => Some(text.clone()).filter(|text| !text.is_empty()),
-        Kind::Map(entries) => NAME_KEYS
-            .iter()
-            .find_map(|key| get(entries, key).and_then(scalar))
-            .map(str::to_owned),
+        Kind::Map(entries) => NAME_KEYS.iter().find_map(|key| get(entries, key).and_then(scalar)).map(str::to_owned),
         Kind::List(_) => None,
     }
 }
@@ -644,18 +476,11 @@ spec:
     #[test]
     fn the_order_gate_accepts_what_is_orderable() {
         same(DEPLOYMENT);
-        for list in [
-            r#"'["kestrel-8b", "heron.70b"]'"#,
-            "' kestrel-8b ,heron.70b, '",
-            "kestrel-8b heron.70b",
-        ] {
+        for list in [r#"'["kestrel-8b", "heron.70b"]'"#, "' kestrel-8b ,heron.70b, '", "kestrel-8b heron.70b"] {
             same(&DEPLOYMENT.replace("heron.70b,kestrel-8b", list));
         }
         differs(
-            &DEPLOYMENT.replace(
-                "heron.70b,kestrel-8b",
-                "kestrel-8b,osprey,qwen3-embedding,kestrel-8b",
-            ),
+            &DEPLOYMENT.replace("heron.70b,kestrel-8b", "kestrel-8b,osprey,qwen3-embedding,kestrel-8b"),
             &[
                 "reader.yaml:16: LLM_ACCESS_MODELS lists model osprey, which the catalogue does not list",
                 "reader.yaml:16: LLM_ACCESS_MODELS lists model qwen3-embedding, which is not orderable in the catalogue",
@@ -670,10 +495,7 @@ spec:
                 "reader.yaml:16: LLM_ACCESS_MODELS lacks model heron.70b, which the catalogue lists",
             ],
         );
-        assert!(
-            differences(&DEPLOYMENT.replace("heron.70b,kestrel-8b", "'[\"a\"'"))[0]
-                .contains("begins like a JSON list")
-        );
+        assert!(differences(&DEPLOYMENT.replace("heron.70b,kestrel-8b", "'[\"a\"'"))[0].contains("begins like a JSON list"));
     }
 
     #[test]
@@ -684,10 +506,7 @@ spec:
         );
         same("data: {LLM_ACCESS_MODELS: 'kestrel-8b,heron.70b'}\n");
         let kustomization = "patches:\n  - target: {kind: Deployment}\n    patch: |-\n      - op: add\n        path: /spec/template/spec/containers/0/env/-\n        value:\n          name: LLM_ACCESS_MODELS\n          value: kestrel-8b\n";
-        differs(
-            kustomization,
-            &["reader.yaml:8: LLM_ACCESS_MODELS lacks model heron.70b, which the catalogue lists"],
-        );
+        differs(kustomization, &["reader.yaml:8: LLM_ACCESS_MODELS lacks model heron.70b, which the catalogue lists"]);
         let elsewhere = "env:\n  - name: LLM_ACCESS_MODELS\n    valueFrom: {configMapKeyRef: {name: a, key: b}}\n";
         assert!(differences(elsewhere)[0].contains("comes from another object"));
     }
@@ -709,18 +528,11 @@ pharos:
     fn the_offering_lists_what_is_orderable_at_its_price_and_zero_where_there_is_none() {
         same(OFFERING);
         same(&OFFERING.replace("      heron.70b: {input: 0, output: 0}\n", ""));
-        same(&OFFERING.replace(
-            "{input: 2.1e-07, output: 0.00000085}",
-            "{input_cost_per_token: 0.00000021, output_cost_per_token: 8.50e-7}",
-        ));
-        same(&OFFERING.replace(
-            "{input: 2.1e-07, output: 0.00000085}",
-            "{inputPer1MTokens: 0.21, outputPer1MTokens: 0.85}",
-        ));
-        same(&OFFERING.replace(
-            "      - kestrel-8b\n",
-            "      - {name: kestrel-8b, label: Kestrel}\n",
-        ));
+        same(
+            &OFFERING.replace("{input: 2.1e-07, output: 0.00000085}", "{input_cost_per_token: 0.00000021, output_cost_per_token: 8.50e-7}"),
+        );
+        same(&OFFERING.replace("{input: 2.1e-07, output: 0.00000085}", "{inputPer1MTokens: 0.21, outputPer1MTokens: 0.85}"));
+        same(&OFFERING.replace("      - kestrel-8b\n", "      - {name: kestrel-8b, label: Kestrel}\n"));
         differs(
             &OFFERING.replace("0.00000085", "0.0000008500000000000001"),
             &[
@@ -729,9 +541,7 @@ pharos:
         );
         differs(
             &OFFERING.replace("{input: 0, output: 0}", "{input: 0, output: 1e-9}"),
-            &[
-                "reader.yaml:9: modelPricing: the output price of model heron.70b is 0.000000001 and not there in the catalogue",
-            ],
+            &["reader.yaml:9: modelPricing: the output price of model heron.70b is 0.000000001 and not there in the catalogue"],
         );
         differs(
             &OFFERING.replace("      kestrel-8b: {", "      osprey: {"),
@@ -751,15 +561,9 @@ pharos:
                 "reader.yaml:5: llmOffering.models lacks model heron.70b, which the catalogue lists",
             ],
         );
-        assert!(
-            differences(&OFFERING.replace("2.1e-07", "'{{ price }}'"))[0]
-                .contains("the input price of model kestrel-8b is no number")
-        );
+        assert!(differences(&OFFERING.replace("2.1e-07", "'{{ price }}'"))[0].contains("the input price of model kestrel-8b is no number"));
         let without = OFFERING.split("    modelPricing:").next().unwrap();
-        assert!(
-            differences(without)[0].contains("has no modelPricing"),
-            "{without}"
-        );
+        assert!(differences(without)[0].contains("has no modelPricing"), "{without}");
     }
 
     const GATEWAY: &str = "\
@@ -777,15 +581,19 @@ llm:
     #[test]
     fn the_gateway_serves_every_model_and_gets_no_cost_where_there_is_no_price() {
         same(GATEWAY);
-        differs(&GATEWAY.replace("    - name: heron.70b\n", "    - name: heron.70b\n      modelInfo: {input_cost_per_token: 0, output_cost_per_token: 0}\n"), &[
-            "reader.yaml:7: llm.models: the input price of model heron.70b is 0 and not there in the catalogue",
-            "reader.yaml:7: llm.models: the output price of model heron.70b is 0 and not there in the catalogue",
-        ]);
+        differs(
+            &GATEWAY.replace(
+                "    - name: heron.70b\n",
+                "    - name: heron.70b\n      modelInfo: {input_cost_per_token: 0, output_cost_per_token: 0}\n",
+            ),
+            &[
+                "reader.yaml:7: llm.models: the input price of model heron.70b is 0 and not there in the catalogue",
+                "reader.yaml:7: llm.models: the output price of model heron.70b is 0 and not there in the catalogue",
+            ],
+        );
         differs(
             &GATEWAY.replace("2.1e-07, ", "2.2e-07, "),
-            &[
-                "reader.yaml:4: llm.models: the input price of model kestrel-8b is 0.00000022 and 0.00000021 in the catalogue",
-            ],
+            &["reader.yaml:4: llm.models: the input price of model kestrel-8b is 0.00000022 and 0.00000021 in the catalogue"],
         );
         differs(
             &GATEWAY.replace("name: heron.70b", "name: osprey"),
@@ -809,10 +617,7 @@ model_list:
     model_info: {mode: embedding, input_cost_per_token: 0.00000002}
 ";
         same(own);
-        assert_eq!(
-            differences(&own.replace("0.00000085", "0.00000084")).len(),
-            1
-        );
+        assert_eq!(differences(&own.replace("0.00000085", "0.00000084")).len(), 1);
     }
 
     #[test]
@@ -821,9 +626,6 @@ model_list:
         assert!(differences("")[0].contains("says nothing about models"));
         assert!(differences("a: [1\n")[0].contains("not valid YAML"));
         let catalogue = crate::catalogue::parse(CATALOGUE, "inference.yml").unwrap();
-        assert!(
-            compare_file(Path::new("/nosuch/file.yml"), &catalogue).differences[0]
-                .contains("cannot be read")
-        );
+        assert!(compare_file(Path::new("/nosuch/file.yml"), &catalogue).differences[0].contains("cannot be read"));
     }
 }

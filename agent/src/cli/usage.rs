@@ -88,7 +88,9 @@ pub async fn run(agent: &Agent, command: UsageCommand) -> Result<(), Problem> {
             print_pass(&report)?;
             verdict(&[report])
         }
-        UsageCommand::Backfill { from, to, resource, apply, allow_decrease } => backfill(agent, from, to, resource, How { dry_run: !apply, allow_decrease, final_usage: false }).await,
+        UsageCommand::Backfill { from, to, resource, apply, allow_decrease } => {
+            backfill(agent, from, to, resource, How { dry_run: !apply, allow_decrease, final_usage: false }).await
+        }
         UsageCommand::Audit { month, resource, json, csv } => {
             let month = month.unwrap_or_else(|| BillingMonth::of(agent.clock.now()));
             let audit = agent.audit(month, resource).await?;
@@ -112,7 +114,14 @@ fn failed(message: String) -> Problem {
 fn known(agent: &Agent, resource: Option<Uuid>, report: &PassReport) -> Result<(), Problem> {
     match resource.filter(|_| report.resources == 0) {
         None => Ok(()),
-        Some(id) => Err(Problem { code: super::EXIT_INPUT, message: format!("resource {} is none of ours that lives: {} offerings were looked through; `llm-access-agent status` lists them", id.simple(), agent.config.offerings.len()) }),
+        Some(id) => Err(Problem {
+            code: super::EXIT_INPUT,
+            message: format!(
+                "resource {} is none of ours that lives: {} offerings were looked through; `llm-access-agent status` lists them",
+                id.simple(),
+                agent.config.offerings.len()
+            ),
+        }),
     }
 }
 
@@ -121,9 +130,13 @@ async fn backfill(agent: &Agent, from: BillingMonth, to: BillingMonth, resource:
     if from > to || to > current {
         return Err(Problem { code: super::EXIT_INPUT, message: format!("{from} to {to} is no range of months up to {current}") });
     }
-    let months: Vec<BillingMonth> = std::iter::successors(Some(from), |month| (*month < to).then(|| month.next())).take(MOST_MONTHS + 1).collect();
+    let months: Vec<BillingMonth> =
+        std::iter::successors(Some(from), |month| (*month < to).then(|| month.next())).take(MOST_MONTHS + 1).collect();
     if months.len() > MOST_MONTHS {
-        return Err(Problem { code: super::EXIT_INPUT, message: format!("{from} to {to} is more than {MOST_MONTHS} months; take fewer at once") });
+        return Err(Problem {
+            code: super::EXIT_INPUT,
+            message: format!("{from} to {to} is more than {MOST_MONTHS} months; take fewer at once"),
+        });
     }
     let mut reports = Vec::new();
     for (n, month) in months.iter().enumerate() {
@@ -145,7 +158,9 @@ fn print_pass(report: &PassReport) -> Result<(), Problem> {
     }
     let mut rows = Vec::new();
     for line in &report.lines {
-        let mut tell = |what: String| rows.push(vec![line.resource.simple().to_string(), line.slug.chars().take(40).collect(), line.month.to_string(), what]);
+        let mut tell = |what: String| {
+            rows.push(vec![line.resource.simple().to_string(), line.slug.chars().take(40).collect(), line.month.to_string(), what])
+        };
         if let Some(what) = told(line) {
             tell(what);
         }
@@ -158,7 +173,12 @@ fn print_pass(report: &PassReport) -> Result<(), Problem> {
     }
     if rows.is_empty() {
         let months: Vec<String> = report.months.iter().map(ToString::to_string).collect();
-        return say(format_args!("{}: Waldur holds what the ledger shows for {} ({} ledger rows)", months.join(", "), plural(report.resources, "resource"), report.rows));
+        return say(format_args!(
+            "{}: Waldur holds what the ledger shows for {} ({} ledger rows)",
+            months.join(", "),
+            plural(report.resources, "resource"),
+            report.rows
+        ));
     }
     say(table(&["RESOURCE", "SLUG", "MONTH", "USAGE"], &rows))
 }
@@ -183,7 +203,9 @@ fn verdict(reports: &[PassReport]) -> Result<(), Problem> {
     if failures + lower + withheld == 0 {
         return Ok(());
     }
-    Err(failed(format!("{failures} failed, {lower} with figures that are higher in Waldur than in the ledger (look with `usage audit`, then --allow-decrease), {withheld} parts of the ledger withheld")))
+    Err(failed(format!(
+        "{failures} failed, {lower} with figures that are higher in Waldur than in the ledger (look with `usage audit`, then --allow-decrease), {withheld} parts of the ledger withheld"
+    )))
 }
 
 fn exact(value: Decimal) -> String {
@@ -224,7 +246,12 @@ fn print_audit(audit: &Audit) -> Result<(), Problem> {
     }
     let lost = &audit.unattributed;
     if lost.prompt_tokens + lost.completion_tokens > 0 || !lost.spend.is_zero() {
-        say(format_args!("on nobody's bill, since the gateway lost the team of the key: {} + {} tokens, {} spend", lost.prompt_tokens, lost.completion_tokens, exact(lost.spend)))?;
+        say(format_args!(
+            "on nobody's bill, since the gateway lost the team of the key: {} + {} tokens, {} spend",
+            lost.prompt_tokens,
+            lost.completion_tokens,
+            exact(lost.spend)
+        ))?;
     }
     if audit.rows.is_empty() {
         return say(format_args!("{}: no usage anywhere", audit.month));
@@ -232,7 +259,13 @@ fn print_audit(audit: &Audit) -> Result<(), Problem> {
     let rows: Vec<Vec<String>> = audit.rows.iter().map(cells).collect();
     say(table(&COLUMNS, &rows))?;
     let differ = audit.rows.iter().filter(|row| row.differs()).count();
-    say(format_args!("{}: {}, {} with a difference, {} unexplained", audit.month, plural(audit.rows.len(), "figure"), differ, audit.unexplained()))
+    say(format_args!(
+        "{}: {}, {} with a difference, {} unexplained",
+        audit.month,
+        plural(audit.rows.len(), "figure"),
+        differ,
+        audit.unexplained()
+    ))
 }
 
 fn as_json(audit: &Audit) -> serde_json::Value {

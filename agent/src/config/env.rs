@@ -15,13 +15,7 @@ pub(crate) struct Env<'a> {
 
 impl<'a> Env<'a> {
     pub(crate) fn new(vars: &'a [(String, String)]) -> Self {
-        Self {
-            vars: vars
-                .iter()
-                .filter(|(_, value)| !value.is_empty())
-                .map(|(name, value)| (name.as_str(), value.as_str()))
-                .collect(),
-        }
+        Self { vars: vars.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (name.as_str(), value.as_str())).collect() }
     }
 
     /// The value of a variable, byte for byte.
@@ -40,9 +34,7 @@ impl<'a> Env<'a> {
         self.vars
             .keys()
             .filter_map(|name| {
-                let (index, _) = name
-                    .strip_prefix("LLM_ACCESS__OFFERINGS__")?
-                    .split_once("__")?;
+                let (index, _) = name.strip_prefix("LLM_ACCESS__OFFERINGS__")?.split_once("__")?;
                 Some((index.parse().ok()?, *name))
             })
             .collect()
@@ -50,10 +42,7 @@ impl<'a> Env<'a> {
 
     /// Variables that look like ours and set nothing.
     pub(crate) fn misspelt(&self) -> Vec<Problem> {
-        let known: Vec<String> = FIELDS
-            .iter()
-            .map(|field| fields::variable(field.path))
-            .collect();
+        let known: Vec<String> = FIELDS.iter().map(|field| fields::variable(field.path)).collect();
         let mut problems = Vec::new();
         for (name, value) in &self.vars {
             if is_service_link(name, value) {
@@ -87,8 +76,7 @@ impl<'a> Env<'a> {
             let message = match alike {
                 Some(alike) => Some(with_index(alike)),
                 None if of_section => None,
-                None => nearest(&word, bare_known.iter().map(String::as_str))
-                    .map(|near| with_index(&format!("{PREFIX}{near}"))),
+                None => nearest(&word, bare_known.iter().map(String::as_str)).map(|near| with_index(&format!("{PREFIX}{near}"))),
             }
             .map_or_else(
                 || {
@@ -113,47 +101,30 @@ fn without_index(name: &str) -> (String, Option<String>) {
         && !index.is_empty()
         && index.bytes().all(|byte| byte.is_ascii_digit())
     {
-        return (
-            format!("LLM_ACCESS__OFFERINGS____{field}"),
-            Some(index.to_owned()),
-        );
+        return (format!("LLM_ACCESS__OFFERINGS____{field}"), Some(index.to_owned()));
     }
     (name.to_owned(), None)
 }
 
 fn squash(name: &str) -> String {
-    name.chars()
-        .filter(|character| *character != '_' && !character.is_ascii_digit())
-        .flat_map(char::to_uppercase)
-        .collect()
+    name.chars().filter(|character| *character != '_' && !character.is_ascii_digit()).flat_map(char::to_uppercase).collect()
 }
 
 /// Whether a variable is one that Kubernetes sets for a Service in the namespace: a Service named `llm-access` brings
 /// `LLM_ACCESS_PORT=tcp://10.0.0.1:80`, `LLM_ACCESS_SERVICE_HOST`, `LLM_ACCESS_PORT_80_TCP_ADDR` and so on.
 fn is_service_link(name: &str, value: &str) -> bool {
-    if name.ends_with("_SERVICE_HOST")
-        || name.ends_with("_SERVICE_PORT")
-        || name.contains("_SERVICE_PORT_")
-    {
+    if name.ends_with("_SERVICE_HOST") || name.ends_with("_SERVICE_PORT") || name.contains("_SERVICE_PORT_") {
         return true;
     }
-    if name.ends_with("_PORT")
-        && ["tcp://", "udp://", "sctp://"]
-            .iter()
-            .any(|scheme| value.starts_with(scheme))
-    {
+    if name.ends_with("_PORT") && ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme)) {
         return true;
     }
     let Some((_, rest)) = name.rsplit_once("_PORT_") else {
         return false;
     };
     let mut parts = rest.split('_');
-    let number = parts
-        .next()
-        .is_some_and(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
-    let protocol = parts
-        .next()
-        .is_some_and(|part| matches!(part, "TCP" | "UDP" | "SCTP"));
+    let number = parts.next().is_some_and(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    let protocol = parts.next().is_some_and(|part| matches!(part, "TCP" | "UDP" | "SCTP"));
     let last = match parts.next() {
         None => true,
         Some(part) => matches!(part, "PROTO" | "PORT" | "ADDR") && parts.next().is_none(),
@@ -166,15 +137,8 @@ mod tests {
     use super::*;
 
     fn misspelt(vars: &[(&str, &str)]) -> Vec<String> {
-        let vars: Vec<(String, String)> = vars
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect();
-        Env::new(&vars)
-            .misspelt()
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        let vars: Vec<(String, String)> = vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Env::new(&vars).misspelt().iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -186,25 +150,14 @@ mod tests {
             ("LLM_ACCESS__WALDUR_TOKEN", "LLM_ACCESS__WALDUR__TOKEN"),
             ("LLM_ACCESS__waldur__token", "LLM_ACCESS__WALDUR__TOKEN"),
             ("LLMACCESS__GATEWAY__KEY", "LLM_ACCESS__GATEWAY__KEY"),
-            (
-                "LLM_ACCESS__OFFERINGS__2__BILING",
-                "LLM_ACCESS__OFFERINGS__2__BILLING",
-            ),
-            (
-                "LLM_ACCESS__OFFERINGS__UUID",
-                "LLM_ACCESS__OFFERINGS__0__UUID",
-            ),
+            ("LLM_ACCESS__OFFERINGS__2__BILING", "LLM_ACCESS__OFFERINGS__2__BILLING"),
+            ("LLM_ACCESS__OFFERINGS__UUID", "LLM_ACCESS__OFFERINGS__0__UUID"),
         ] {
-            assert_eq!(
-                misspelt(&[(name, "sk-marker")]),
-                [format!("{name}: no such setting; did you mean {right}?")]
-            );
+            assert_eq!(misspelt(&[(name, "sk-marker")]), [format!("{name}: no such setting; did you mean {right}?")]);
         }
         assert_eq!(
             misspelt(&[("LLM_ACCESS__WALDUR", "{}")]),
-            [
-                "LLM_ACCESS__WALDUR: a section cannot be set as a whole; set its fields one by one, as LLM_ACCESS__WALDUR__…"
-            ]
+            ["LLM_ACCESS__WALDUR: a section cannot be set as a whole; set its fields one by one, as LLM_ACCESS__WALDUR__…"]
         );
         assert_eq!(misspelt(&[("LLM_ACCESS__COLOUR", "red")]).len(), 1);
     }

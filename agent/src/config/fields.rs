@@ -20,29 +20,12 @@ pub(crate) struct Field {
     pub(crate) secret: bool,
 }
 
-const fn field(
-    path: &'static str,
-    value: &'static str,
-    default: &'static str,
-    about: &'static str,
-) -> Field {
-    Field {
-        path,
-        value,
-        default,
-        about,
-        secret: false,
-    }
+const fn field(path: &'static str, value: &'static str, default: &'static str, about: &'static str) -> Field {
+    Field { path, value, default, about, secret: false }
 }
 
 const fn secret(path: &'static str, about: &'static str) -> Field {
-    Field {
-        path,
-        value: "secret",
-        default: "–",
-        about,
-        secret: true,
-    }
+    Field { path, value: "secret", default: "–", about, secret: true }
 }
 
 /// All fields, in the order of the documentation.
@@ -166,11 +149,7 @@ pub(crate) fn keys(section: &str) -> Vec<&'static str> {
         let Some(rest) = below(section, field.path) else {
             continue;
         };
-        let key = rest
-            .split('.')
-            .next()
-            .unwrap_or(rest)
-            .trim_end_matches("[]");
+        let key = rest.split('.').next().unwrap_or(rest).trim_end_matches("[]");
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -190,11 +169,7 @@ pub(crate) fn secrets(section: &str) -> Vec<(&'static str, String)> {
 }
 
 fn below<'a>(section: &str, path: &'a str) -> Option<&'a str> {
-    if section.is_empty() {
-        Some(path)
-    } else {
-        path.strip_prefix(section)?.strip_prefix('.')
-    }
+    if section.is_empty() { Some(path) } else { path.strip_prefix(section)?.strip_prefix('.') }
 }
 
 /// Every field as a Markdown table: field, variable, value, default, meaning. `docs/configuration.md` holds it.
@@ -202,17 +177,9 @@ pub fn describe() -> String {
     let mut out = String::from("| Field | Value | Default | Meaning |\n|---|---|---|---|\n");
     for field in FIELDS {
         let variable = variable(&field.path.replace("[]", "[n]")).replace("__N__", "__0__");
-        let name = if field.secret {
-            format!("`{variable}`")
-        } else {
-            format!("`{}`<br>`{variable}`", field.path)
-        };
+        let name = if field.secret { format!("`{variable}`") } else { format!("`{}`<br>`{variable}`", field.path) };
         // Writing to a String cannot fail.
-        let _ = writeln!(
-            out,
-            "| {name} | {} | {} | {} |",
-            field.value, field.default, field.about
-        );
+        let _ = writeln!(out, "| {name} | {} | {} | {} |", field.value, field.default, field.about);
     }
     out
 }
@@ -224,10 +191,7 @@ mod tests {
     #[test]
     fn variables_follow_from_paths() {
         assert_eq!(variable("waldur.api_url"), "LLM_ACCESS__WALDUR__API_URL");
-        assert_eq!(
-            variable("offerings[1].limits.max_budget.default"),
-            "LLM_ACCESS__OFFERINGS__1__LIMITS__MAX_BUDGET__DEFAULT"
-        );
+        assert_eq!(variable("offerings[1].limits.max_budget.default"), "LLM_ACCESS__OFFERINGS__1__LIMITS__MAX_BUDGET__DEFAULT");
         assert_eq!(pattern("offerings[12].uuid"), "offerings[].uuid");
     }
 
@@ -236,13 +200,7 @@ mod tests {
         assert_eq!(keys("catalogue"), ["file", "hold", "max_shrink"]);
         assert!(keys("").contains(&"offerings"));
         assert!(!keys("waldur").contains(&"token"));
-        assert_eq!(
-            secrets("gateway"),
-            [
-                ("key", "key_file".to_owned()),
-                ("model_key", "model_key_file".to_owned())
-            ]
-        );
+        assert_eq!(secrets("gateway"), [("key", "key_file".to_owned()), ("model_key", "model_key_file".to_owned())]);
     }
 
     #[test]

@@ -23,8 +23,8 @@ use uuid::Uuid;
 use crate::domain::TeamLimits;
 use crate::secret_file::SecretRef;
 pub use fields::describe;
-pub use problem::Problem;
 pub(crate) use number::show_duration;
+pub use problem::Problem;
 pub(crate) use problem::{nearest, sort, write_all};
 
 use env::Env;
@@ -515,10 +515,7 @@ pub enum LogFormat {
 /// # Errors
 /// With everything that is wrong, when anything is.
 pub fn load(path: Option<&Path>, env: &[(String, String)]) -> Result<Loaded, ConfigErrors> {
-    let file = path.map_or_else(
-        || "configuration".to_owned(),
-        |path| path.display().to_string(),
-    );
+    let file = path.map_or_else(|| "configuration".to_owned(), |path| path.display().to_string());
     let text = path.map(|path| read_file(path, &file)).transpose();
     match text {
         Ok(text) => load_text(&file, text.as_deref().unwrap_or_default(), env),
@@ -531,45 +528,22 @@ pub fn load(path: Option<&Path>, env: &[(String, String)]) -> Result<Loaded, Con
 }
 
 fn read_file(path: &Path, file: &str) -> Result<String, Problem> {
-    let bytes = std::fs::read(path).map_err(|error| {
-        Problem::of(
-            file,
-            "",
-            format!("cannot be read: {error}; check the path, or name another file"),
-        )
-    })?;
+    let bytes = std::fs::read(path)
+        .map_err(|error| Problem::of(file, "", format!("cannot be read: {error}; check the path, or name another file")))?;
     if bytes.len() > MAX_FILE_BYTES {
-        return Err(Problem::of(
-            file,
-            "",
-            "is larger than 1 MiB, which is no configuration; check the path",
-        ));
+        return Err(Problem::of(file, "", "is larger than 1 MiB, which is no configuration; check the path"));
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         let bytes = &error.as_bytes()[..valid];
         let line = bytes.iter().filter(|byte| **byte == b'\n').count() + 1;
-        let column = bytes
-            .iter()
-            .rev()
-            .take_while(|byte| **byte != b'\n')
-            .count()
-            + 1;
-        Problem::at(
-            file,
-            Pos { line, column },
-            "",
-            "is not UTF-8 text from here on; save the file as UTF-8",
-        )
+        let column = bytes.iter().rev().take_while(|byte| **byte != b'\n').count() + 1;
+        Problem::at(file, Pos { line, column }, "", "is not UTF-8 text from here on; save the file as UTF-8")
     })
 }
 
 /// [`load`], with the text of the file at hand.
-pub(crate) fn load_text(
-    file: &str,
-    text: &str,
-    env: &[(String, String)],
-) -> Result<Loaded, ConfigErrors> {
+pub(crate) fn load_text(file: &str, text: &str, env: &[(String, String)]) -> Result<Loaded, ConfigErrors> {
     let mut reader = Reader::new(file.to_owned(), Env::new(env));
     let mut problems = reader.env.misspelt();
     let config = match yaml::parse(text) {
@@ -582,10 +556,7 @@ pub(crate) fn load_text(
     problems.append(&mut reader.problems);
     sort(&mut problems);
     match config {
-        Some(config) if problems.is_empty() => Ok(Loaded {
-            config,
-            warnings: reader.warnings,
-        }),
+        Some(config) if problems.is_empty() => Ok(Loaded { config, warnings: reader.warnings }),
         _ => Err(ConfigErrors { problems }),
     }
 }
@@ -600,16 +571,11 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
 
     let http = reader.section(&root, "http");
     let insecure = reader.boolean(&http, "allow_insecure_http", false);
-    let http = HttpConfig {
-        listen: listen(reader, &http),
-        allow_insecure_http: insecure,
-    };
+    let http = HttpConfig { listen: listen(reader, &http), allow_insecure_http: insecure };
     let waldur = waldur(reader, &root, insecure);
     let gateway = gateway(reader, &root, insecure);
     let webui = match reader.optional_section(&root, "webui") {
-        Some(section) => reader
-            .required_url(&section, "url")
-            .map(|url| WebuiConfig { url }),
+        Some(section) => reader.required_url(&section, "url").map(|url| WebuiConfig { url }),
         None => None,
     };
     let catalogue = catalogue(reader, &root);
@@ -640,35 +606,22 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
     let concurrency = Concurrency { orders };
 
     let section = reader.section(&root, "backoff");
-    let backoff = Backoff {
-        initial: reader.duration(&section, "initial", seconds(5)),
-        max: reader.duration(&section, "max", seconds(600)),
-    };
+    let backoff =
+        Backoff { initial: reader.duration(&section, "initial", seconds(5)), max: reader.duration(&section, "max", seconds(600)) };
     if backoff.initial > backoff.max {
         let max = number::show_duration(backoff.max);
-        reader.fault(
-            &section,
-            "initial",
-            format!("is longer than backoff.max ({max}); write a shorter one"),
-        );
+        reader.fault(&section, "initial", format!("is longer than backoff.max ({max}); write a shorter one"));
     }
 
     let lease = lease(reader, &root);
     let section = reader.section(&root, "orphans");
-    let orphans = OrphansConfig {
-        max_per_pass: reader.whole(&section, "max_per_pass").unwrap_or(10),
-    };
+    let orphans = OrphansConfig { max_per_pass: reader.whole(&section, "max_per_pass").unwrap_or(10) };
     let log = log(reader, &root);
     let owner = reader.name(&root, "owner", owner_label);
 
     let offerings = offerings?;
     Some(Config {
-        owner: owner.unwrap_or_else(|| {
-            offerings
-                .first()
-                .map(|offering| offering.uuid.simple().to_string())
-                .unwrap_or_default()
-        }),
+        owner: owner.unwrap_or_else(|| offerings.first().map(|offering| offering.uuid.simple().to_string()).unwrap_or_default()),
         waldur: waldur?,
         gateway: gateway?,
         webui,
@@ -696,9 +649,7 @@ fn owner_label(text: &str) -> Result<(), &'static str> {
     if bytes.len() <= 63 && outer(bytes.first()) && outer(bytes.last()) && bytes.iter().all(inner) {
         Ok(())
     } else {
-        Err(
-            "has to be 1 to 63 of letters, digits, -, _ and ., with a letter or digit at both ends, since it becomes a label",
-        )
+        Err("has to be 1 to 63 of letters, digits, -, _ and ., with a letter or digit at both ends, since it becomes a label")
     }
 }
 
@@ -707,11 +658,7 @@ fn listen(reader: &mut Reader<'_>, section: &Section) -> Option<SocketAddr> {
     match text.parse() {
         Ok(address) => Some(address),
         Err(_) => {
-            reader.fault(
-                section,
-                "listen",
-                "is not an address and a port; write 0.0.0.0:9090, or [::]:9090",
-            );
+            reader.fault(section, "listen", "is not an address and a port; write 0.0.0.0:9090, or [::]:9090");
             None
         }
     }
@@ -726,14 +673,10 @@ fn waldur(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<Wal
     if let Some(url) = &api_url
         && !url.path().ends_with("/api/")
     {
-        reader.warnings.push(format!(
-            "waldur.api_url: {url} does not end in /api/, where Waldur serves its API"
-        ));
+        reader.warnings.push(format!("waldur.api_url: {url} does not end in /api/, where Waldur serves its API"));
     }
     let auth = match reader.optional_section(&section, "oidc") {
-        None => reader
-            .required_secret(&section, "token")
-            .map(WaldurAuth::Token),
+        None => reader.required_secret(&section, "token").map(WaldurAuth::Token),
         Some(oidc) => {
             if reader.is_set(&section, "token_file") || reader.is_set(&section, "token") {
                 let place = reader.place(&section, "token_file");
@@ -744,20 +687,14 @@ fn waldur(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<Wal
             let client_id = reader.required(&oidc, "client_id");
             let client_secret = reader.required_secret(&oidc, "client_secret");
             match (token_url, client_id, client_secret) {
-                (Some(token_url), Some(client_id), Some(client_secret)) => Some(WaldurAuth::Oidc {
-                    token_url,
-                    client_id,
-                    client_secret,
-                }),
+                (Some(token_url), Some(client_id), Some(client_secret)) => Some(WaldurAuth::Oidc { token_url, client_id, client_secret }),
                 _ => None,
             }
         }
     };
-    let zone = reader.name(&section, "zone", |zone| {
-        match jiff::tz::TimeZone::get(zone) {
-            Ok(_) => Ok(()),
-            Err(_) => Err("is not a known time zone; write an IANA name, as UTC or Europe/Athens"),
-        }
+    let zone = reader.name(&section, "zone", |zone| match jiff::tz::TimeZone::get(zone) {
+        Ok(_) => Ok(()),
+        Err(_) => Err("is not a known time zone; write an IANA name, as UTC or Europe/Athens"),
     });
     let timeout = reader.duration(&section, "timeout", seconds(30));
     let ca_file = ca_file(reader, &section);
@@ -786,11 +723,7 @@ fn oidc_token_url(reader: &mut Reader<'_>, section: &Section) -> Option<Url> {
 fn ca_file(reader: &mut Reader<'_>, section: &Section) -> Option<PathBuf> {
     let path = reader.path(section, "ca_file")?;
     if let Err(error) = std::fs::File::open(&path) {
-        reader.fault(
-            section,
-            "ca_file",
-            format!("cannot be read: {error}; check the path"),
-        );
+        reader.fault(section, "ca_file", format!("cannot be read: {error}; check the path"));
     }
     Some(path)
 }
@@ -799,21 +732,11 @@ fn gateway(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<Ga
     let section = reader.section(root, "gateway");
     let allowed = reader.boolean(&section, "allow_insecure_http", insecure) || insecure;
     let url = reader.required_url(&section, "url");
-    reader.guard_http(
-        &section,
-        "url",
-        url.as_ref(),
-        allowed,
-        "set gateway.allow_insecure_http: true",
-    );
+    reader.guard_http(&section, "url", url.as_ref(), allowed, "set gateway.allow_insecure_http: true");
     let public_url = reader.required_url(&section, "public_url");
     for (key, url) in [("url", &url), ("public_url", &public_url)] {
         if url.as_ref().is_some_and(|url| url.path().ends_with("/v1/")) {
-            reader.fault(
-                &section,
-                key,
-                "ends in /v1, which the agent adds; write it without",
-            );
+            reader.fault(&section, key, "ends in /v1, which the agent adds; write it without");
         }
     }
     let key = reader.required_secret(&section, "key");
@@ -827,11 +750,7 @@ fn gateway(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<Ga
         }
         text.unwrap_or_else(|| ApiBases::DEFAULT.to_owned())
     };
-    let api_base = ApiBases {
-        vllm: base("vllm"),
-        tei: base("tei"),
-        cpu: base("cpu"),
-    };
+    let api_base = ApiBases { vllm: base("vllm"), tei: base("tei"), cpu: base("cpu") };
     let timeout = reader.duration(&section, "timeout", seconds(30));
     let ca_file = ca_file(reader, &section);
     Some(GatewayConfig {
@@ -870,22 +789,12 @@ fn catalogue(reader: &mut Reader<'_>, root: &Section) -> Option<CatalogueConfig>
     let file = reader.required(&section, "file").map(PathBuf::from);
     let hold = reader.wait(&section, "hold", seconds(3600));
     let section = reader.section(&section, "max_shrink");
-    let share = reader
-        .decimal(&section, "share")
-        .unwrap_or_else(|| Decimal::new(25, 2));
+    let share = reader.decimal(&section, "share").unwrap_or_else(|| Decimal::new(25, 2));
     if share > Decimal::ONE {
-        reader.fault(
-            &section,
-            "share",
-            "is more than 1, the whole catalogue; write 0.25 for a quarter",
-        );
+        reader.fault(&section, "share", "is more than 1, the whole catalogue; write 0.25 for a quarter");
     }
     let models = reader.whole(&section, "models").unwrap_or(3);
-    Some(CatalogueConfig {
-        file: file?,
-        hold,
-        max_shrink: MaxShrink { share, models },
-    })
+    Some(CatalogueConfig { file: file?, hold, max_shrink: MaxShrink { share, models } })
 }
 
 fn terminate(reader: &mut Reader<'_>, root: &Section) -> TerminateConfig {
@@ -896,9 +805,9 @@ fn terminate(reader: &mut Reader<'_>, root: &Section) -> TerminateConfig {
     if drain < MIN_DRAIN {
         let shown = number::show_duration(drain);
         if allow_short_drain {
-            reader.warnings.push(format!(
-                "terminate.drain: {shown} is under 90s; usage that reaches the gateway's ledger later is never billed"
-            ));
+            reader
+                .warnings
+                .push(format!("terminate.drain: {shown} is under 90s; usage that reaches the gateway's ledger later is never billed"));
         } else {
             reader.fault(
                 &section,
@@ -907,36 +816,19 @@ fn terminate(reader: &mut Reader<'_>, root: &Section) -> TerminateConfig {
             );
         }
     }
-    TerminateConfig {
-        drain,
-        settle,
-        allow_short_drain,
-    }
+    TerminateConfig { drain, settle, allow_short_drain }
 }
 
 fn usage(reader: &mut Reader<'_>, root: &Section) -> UsageConfig {
     let section = reader.section(root, "usage");
     let late_days = reader.whole(&section, "late_days").unwrap_or(3);
     if late_days > 28 {
-        reader.fault(
-            &section,
-            "late_days",
-            "is more than 28, and the next month ends; write 0 to 28",
-        );
+        reader.fault(&section, "late_days", "is more than 28, and the next month ends; write 0 to 28");
     }
     let month_guard = reader.wait(&section, "month_guard", seconds(900));
-    let words = [
-        ("as_ledger", FailedCalls::AsLedger),
-        ("exclude", FailedCalls::Exclude),
-    ];
-    let failed_calls = reader
-        .choice(&section, "failed_calls", &words)
-        .unwrap_or(FailedCalls::AsLedger);
-    UsageConfig {
-        late_days,
-        month_guard,
-        failed_calls,
-    }
+    let words = [("as_ledger", FailedCalls::AsLedger), ("exclude", FailedCalls::Exclude)];
+    let failed_calls = reader.choice(&section, "failed_calls", &words).unwrap_or(FailedCalls::AsLedger);
+    UsageConfig { late_days, month_guard, failed_calls }
 }
 
 fn lease(reader: &mut Reader<'_>, root: &Section) -> Option<LeaseConfig> {
@@ -947,20 +839,12 @@ fn lease(reader: &mut Reader<'_>, root: &Section) -> Option<LeaseConfig> {
     if duration.subsec_nanos() != 0 {
         reader.fault(&section, "duration", "is no whole number of seconds, which a Lease counts in");
     }
-    Some(LeaseConfig {
-        namespace: namespace?,
-        name: name.unwrap_or_else(|| "llm-access-agent".to_owned()),
-        duration,
-    })
+    Some(LeaseConfig { namespace: namespace?, name: name.unwrap_or_else(|| "llm-access-agent".to_owned()), duration })
 }
 
 fn log(reader: &mut Reader<'_>, root: &Section) -> LogConfig {
     let section = reader.section(root, "log");
-    let format = reader.choice(
-        &section,
-        "format",
-        &[("text", LogFormat::Text), ("json", LogFormat::Json)],
-    );
+    let format = reader.choice(&section, "format", &[("text", LogFormat::Text), ("json", LogFormat::Json)]);
     let level = reader.name(&section, "level", |level| {
         let word = !level.contains(['=', ',', '[']);
         let known = ["error", "warn", "info", "debug", "trace", "off"].contains(&level);
@@ -970,10 +854,7 @@ fn log(reader: &mut Reader<'_>, root: &Section) -> LogConfig {
             Ok(())
         }
     });
-    LogConfig {
-        format: format.unwrap_or(LogFormat::Text),
-        level: level.unwrap_or_else(|| "info".to_owned()),
-    }
+    LogConfig { format: format.unwrap_or(LogFormat::Text), level: level.unwrap_or_else(|| "info".to_owned()) }
 }
 
 /// Every offering; `None` when the list as a whole is missing or wrong.
@@ -989,9 +870,7 @@ fn offerings(reader: &mut Reader<'_>, root: &Section) -> Option<Vec<OfferingConf
         if index == count {
             count += 1;
         } else if index > count {
-            let message = format!(
-                "there is no offering {index}: {count} are listed, counted from 0; use index {count} for a new one"
-            );
+            let message = format!("there is no offering {index}: {count} are listed, counted from 0; use index {count} for a new one");
             reader.problem(&Place::Variable(variable.to_owned()), "", message);
         }
     }
@@ -1007,19 +886,9 @@ fn offerings(reader: &mut Reader<'_>, root: &Section) -> Option<Vec<OfferingConf
         let path = format!("offerings[{index}]");
         let section = match nodes.next() {
             // A variable with UUIDs and commas between.
-            Some((node, place @ Place::Variable(_)))
-                if matches!(node.kind, Kind::Scalar { .. }) =>
-            {
-                let entry = yaml::Entry {
-                    key: Some("uuid".to_owned()),
-                    key_pos: node.pos,
-                    value: node.clone(),
-                    merged: false,
-                };
-                let node = Node {
-                    pos: node.pos,
-                    kind: Kind::Map(vec![entry]),
-                };
+            Some((node, place @ Place::Variable(_))) if matches!(node.kind, Kind::Scalar { .. }) => {
+                let entry = yaml::Entry { key: Some("uuid".to_owned()), key_pos: node.pos, value: node.clone(), merged: false };
+                let node = Node { pos: node.pos, kind: Kind::Map(vec![entry]) };
                 reader.open(path, Some(node), place)
             }
             Some((node, place)) => reader.open(path, Some(node), place),
@@ -1027,20 +896,10 @@ fn offerings(reader: &mut Reader<'_>, root: &Section) -> Option<Vec<OfferingConf
         };
         match offering(reader, &section) {
             Some(offering) => {
-                if let Some(first) = offerings
-                    .iter()
-                    .position(|other| other.uuid == offering.uuid)
-                {
-                    reader.fault(
-                        &section,
-                        "uuid",
-                        format!("is the same as offerings[{first}].uuid; list each offering once"),
-                    );
+                if let Some(first) = offerings.iter().position(|other| other.uuid == offering.uuid) {
+                    reader.fault(&section, "uuid", format!("is the same as offerings[{first}].uuid; list each offering once"));
                 }
-                if let Some(first) = offerings
-                    .first()
-                    .filter(|first| first.currency != offering.currency)
-                {
+                if let Some(first) = offerings.first().filter(|first| first.currency != offering.currency) {
                     let currency = first.currency.clone();
                     reader.fault(
                         &section,
@@ -1059,24 +918,12 @@ fn offerings(reader: &mut Reader<'_>, root: &Section) -> Option<Vec<OfferingConf
 fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig> {
     let uuid = reader.uuid(section, "uuid");
     let plans = reader.texts(section, "plans");
-    let billing = reader.choice(
-        section,
-        "billing",
-        &[("per_model", Billing::PerModel), ("spend", Billing::Spend)],
-    );
+    let billing = reader.choice(section, "billing", &[("per_model", Billing::PerModel), ("spend", Billing::Spend)]);
     let components = components(reader, section, billing.unwrap_or(Billing::PerModel));
-    let units = [
-        ("1", TokenUnit::One),
-        ("1k", TokenUnit::Thousand),
-        ("1M", TokenUnit::Million),
-    ];
+    let units = [("1", TokenUnit::One), ("1k", TokenUnit::Thousand), ("1M", TokenUnit::Million)];
     let token_unit = reader.choice(section, "token_unit", &units);
     let currency = reader.name(section, "currency", |text| {
-        if text.chars().count() <= 10
-            && !text
-                .chars()
-                .any(|character| character.is_control() || character.is_whitespace())
-        {
+        if text.chars().count() <= 10 && !text.chars().any(|character| character.is_control() || character.is_whitespace()) {
             Ok(())
         } else {
             Err("has to be 1 to 10 characters without blanks, as EUR")
@@ -1086,30 +933,16 @@ fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig
 
     let approvals = reader.section(section, "approval");
     let mut approve = |key| {
-        let words = [
-            ("auto", ApprovalMode::Auto),
-            ("manual", ApprovalMode::Manual),
-        ];
-        reader
-            .choice(&approvals, key, &words)
-            .unwrap_or(ApprovalMode::Auto)
+        let words = [("auto", ApprovalMode::Auto), ("manual", ApprovalMode::Manual)];
+        reader.choice(&approvals, key, &words).unwrap_or(ApprovalMode::Auto)
     };
-    let approval = Approval {
-        create: approve("create"),
-        update: approve("update"),
-        terminate: approve("terminate"),
-    };
+    let approval = Approval { create: approve("create"), update: approve("update"), terminate: approve("terminate") };
     let always_include = reader.texts(section, "always_include");
     let on_downscale = on_downscale(reader, section);
 
     let delivery = reader.section(section, "delivery");
-    let words = [
-        ("hide", ApiKeyDelivery::Hide),
-        ("report", ApiKeyDelivery::Report),
-    ];
-    let key_delivery = reader
-        .choice(&delivery, "api_key_on_old_servers", &words)
-        .unwrap_or(ApiKeyDelivery::Hide);
+    let words = [("hide", ApiKeyDelivery::Hide), ("report", ApiKeyDelivery::Report)];
+    let key_delivery = reader.choice(&delivery, "api_key_on_old_servers", &words).unwrap_or(ApiKeyDelivery::Hide);
     if key_delivery == ApiKeyDelivery::Report {
         reader.warnings.push(format!(
             "{}: report puts keys where everybody who can see the resource in Waldur reads them",
@@ -1127,9 +960,7 @@ fn offering(reader: &mut Reader<'_>, section: &Section) -> Option<OfferingConfig
         approval,
         always_include,
         on_downscale,
-        delivery: Delivery {
-            api_key_on_old_servers: key_delivery,
-        },
+        delivery: Delivery { api_key_on_old_servers: key_delivery },
     })
 }
 
@@ -1170,16 +1001,9 @@ fn limits(reader: &mut Reader<'_>, offering: &Section) -> LimitsConfig {
     let mut rule = |key: &str, whole: bool| {
         let section = reader.section(&section, key);
         let mut read = |key| {
-            if whole {
-                reader.rate(&section, key)
-            } else {
-                reader.decimal(&section, key)
-            }
+            if whole { reader.rate(&section, key) } else { reader.decimal(&section, key) }
         };
-        let rule = LimitRule {
-            default: read("default"),
-            max: read("max"),
-        };
+        let rule = LimitRule { default: read("default"), max: read("max") };
         if let (Some(default), Some(max)) = (rule.default, rule.max)
             && default > max
         {
@@ -1194,15 +1018,10 @@ fn limits(reader: &mut Reader<'_>, offering: &Section) -> LimitsConfig {
         rpm_limit: rule("rpm_limit", true),
         allow_unlimited: reader.boolean(&section, "allow_unlimited", false),
     };
-    if limits
-        .max_budget
-        .default
-        .is_some_and(|default| default.is_zero())
-    {
-        reader.warnings.push(format!(
-            "{}.max_budget.default: 0 blocks the team of every resource that is ordered without a budget",
-            section.path
-        ));
+    if limits.max_budget.default.is_some_and(|default| default.is_zero()) {
+        reader
+            .warnings
+            .push(format!("{}.max_budget.default: 0 blocks the team of every resource that is ordered without a budget", section.path));
     }
     limits
 }
@@ -1229,11 +1048,7 @@ fn on_downscale(reader: &mut Reader<'_>, offering: &Section) -> OnDownscale {
         count
     };
     let (tpm_limit, rpm_limit) = (count("tpm_limit"), count("rpm_limit"));
-    let limits = TeamLimits {
-        max_budget: reader.decimal(&section, "max_budget"),
-        tpm_limit,
-        rpm_limit,
-    };
+    let limits = TeamLimits { max_budget: reader.decimal(&section, "max_budget"), tpm_limit, rpm_limit };
     if limits == TeamLimits::default() && reader.problems.len() == before {
         let message = "names no limit; write max_budget, tpm_limit or rpm_limit, or the word block";
         reader.fault(offering, KEY, message);
@@ -1250,34 +1065,14 @@ enum Store {
 fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
     let section = reader.section(root, "secrets");
     reader.required(&section, "store")?;
-    let store = reader.choice(
-        &section,
-        "store",
-        &[
-            ("directory", Store::Directory),
-            ("kubernetes", Store::Kubernetes),
-        ],
-    )?;
+    let store = reader.choice(&section, "store", &[("directory", Store::Directory), ("kubernetes", Store::Kubernetes)])?;
     let (foreign, name): (&[&str], &str) = match store {
-        Store::Directory => (
-            &[
-                "kubeconfig",
-                "context",
-                "api_url",
-                "chat_namespace",
-                "key_namespace",
-            ],
-            "kubernetes",
-        ),
+        Store::Directory => (&["kubeconfig", "context", "api_url", "chat_namespace", "key_namespace"], "kubernetes"),
         Store::Kubernetes => (&["path"], "directory"),
     };
     for key in foreign {
         if reader.is_set(&section, key) {
-            reader.fault(
-                &section,
-                key,
-                format!("belongs to store: {name}; take it out, or choose that store"),
-            );
+            reader.fault(&section, key, format!("belongs to store: {name}; take it out, or choose that store"));
         }
     }
     if store == Store::Directory {
@@ -1287,37 +1082,19 @@ fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
     let kubeconfig = reader.path(&section, "kubeconfig");
     let context = reader.text(&section, "context");
     let api_url = reader.url(&section, "api_url");
-    reader.guard_http(
-        &section,
-        "api_url",
-        api_url.as_ref(),
-        false,
-        "name a local proxy on loopback",
-    );
+    reader.guard_http(&section, "api_url", api_url.as_ref(), false, "name a local proxy on loopback");
     if api_url.is_some() && (kubeconfig.is_some() || context.is_some()) {
-        reader.fault(
-            &section,
-            "api_url",
-            "is set, and kubeconfig or context too; keep one",
-        );
+        reader.fault(&section, "api_url", "is set, and kubeconfig or context too; keep one");
     }
     let chat = chat_namespaces(reader, &section);
     let key_namespace = reader.required_name(&section, "key_namespace", dns_label);
-    Some(SecretsConfig::Kubernetes {
-        kubeconfig,
-        context,
-        api_url,
-        chat: chat?,
-        key_namespace: key_namespace?,
-    })
+    Some(SecretsConfig::Kubernetes { kubeconfig, context, api_url, chat: chat?, key_namespace: key_namespace? })
 }
 
 fn chat_namespaces(reader: &mut Reader<'_>, section: &Section) -> Option<ChatNamespaces> {
     const KEY: &str = "chat_namespace";
     let Some((node, place)) = reader.mapping(section, KEY) else {
-        return reader
-            .required_name(section, KEY, dns_label)
-            .map(ChatNamespaces::One);
+        return reader.required_name(section, KEY, dns_label).map(ChatNamespaces::One);
     };
     let Kind::Map(entries) = node.kind else {
         return None;
@@ -1347,19 +1124,11 @@ fn chat_namespaces(reader: &mut Reader<'_>, section: &Section) -> Option<ChatNam
                 }
                 Err(wrong) => reader.problem(&at(entry.value.pos), &field, wrong),
             },
-            _ => reader.problem(
-                &at(entry.value.pos),
-                &field,
-                "has to be the name of a namespace",
-            ),
+            _ => reader.problem(&at(entry.value.pos), &field, "has to be the name of a namespace"),
         }
     }
     if namespaces.is_empty() {
-        reader.fault(
-            section,
-            KEY,
-            "names no project; write a namespace, or a mapping from project UUIDs to namespaces",
-        );
+        reader.fault(section, KEY, "names no project; write a namespace, or a mapping from project UUIDs to namespaces");
         return None;
     }
     Some(ChatNamespaces::PerProject(namespaces))

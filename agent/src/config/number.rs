@@ -21,10 +21,7 @@ pub(crate) fn decimal(text: &str) -> Result<Decimal, &'static str> {
     let (mantissa, exponent) = match rest.split_once(['e', 'E']) {
         Some((mantissa, exponent)) => {
             let digits = exponent.strip_prefix(['-', '+']).unwrap_or(exponent);
-            if digits.is_empty()
-                || digits.len() > 4
-                || !digits.bytes().all(|byte| byte.is_ascii_digit())
-            {
+            if digits.is_empty() || digits.len() > 4 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
                 return Err(NOT);
             }
             (mantissa, exponent.parse::<i64>().map_err(|_| NOT)?)
@@ -32,12 +29,7 @@ pub(crate) fn decimal(text: &str) -> Result<Decimal, &'static str> {
         None => (rest, 0),
     };
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    if (whole.is_empty() && fraction.is_empty())
-        || !whole
-            .bytes()
-            .chain(fraction.bytes())
-            .all(|byte| byte.is_ascii_digit())
-    {
+    if (whole.is_empty() && fraction.is_empty()) || !whole.bytes().chain(fraction.bytes()).all(|byte| byte.is_ascii_digit()) {
         return Err(NOT);
     }
     if whole.len() > 1 && whole.starts_with('0') {
@@ -62,8 +54,7 @@ pub(crate) fn decimal(text: &str) -> Result<Decimal, &'static str> {
     }
     let unscaled: i128 = value.parse().map_err(|_| INEXACT)?;
     let scale = u32::try_from(scale).map_err(|_| INEXACT)?;
-    Decimal::try_from_i128_with_scale(if negative { -unscaled } else { unscaled }, scale)
-        .map_err(|_| INEXACT)
+    Decimal::try_from_i128_with_scale(if negative { -unscaled } else { unscaled }, scale).map_err(|_| INEXACT)
 }
 
 /// Reads a whole number of plain digits.
@@ -85,8 +76,7 @@ pub(crate) fn whole(text: &str) -> Result<u32, &'static str> {
 /// # Errors
 /// A text that says what is wrong, without the value.
 pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
-    const NOT: &str =
-        "is not a duration; write a whole number and a unit: 500ms, 15s, 10m, 1h or 2d";
+    const NOT: &str = "is not a duration; write a whole number and a unit: 500ms, 15s, 10m, 1h or 2d";
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     if number.is_empty() {
@@ -111,12 +101,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, &'static str> {
 /// A duration as it is written in the configuration.
 pub(crate) fn show_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
-    for (unit, size) in [
-        ("d", 86_400_000),
-        ("h", 3_600_000),
-        ("m", 60_000),
-        ("s", 1_000),
-    ] {
+    for (unit, size) in [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)] {
         if millis > 0 && millis.is_multiple_of(size) {
             return format!("{}{unit}", millis / size);
         }
@@ -185,46 +170,19 @@ mod tests {
         assert_eq!(whole("0"), Ok(0));
         assert_eq!(whole("16"), Ok(16));
         assert_eq!(whole("4294967295"), Ok(u32::MAX));
-        for text in [
-            "",
-            "010",
-            "-1",
-            "+1",
-            "1.0",
-            "1e3",
-            "0x1",
-            " 1",
-            "4294967296",
-        ] {
+        for text in ["", "010", "-1", "+1", "1.0", "1e3", "0x1", " 1", "4294967296"] {
             assert!(whole(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn durations_have_a_unit() {
-        for (text, millis) in [
-            ("500ms", 500),
-            ("15s", 15_000),
-            ("10m", 600_000),
-            ("1h", 3_600_000),
-            ("31d", 2_678_400_000),
-        ] {
+        for (text, millis) in [("500ms", 500), ("15s", 15_000), ("10m", 600_000), ("1h", 3_600_000), ("31d", 2_678_400_000)] {
             assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
             assert_eq!(show_duration(Duration::from_millis(millis)), text);
         }
         assert_eq!(duration("0s"), Ok(Duration::ZERO));
-        for text in [
-            "",
-            "s",
-            "15",
-            "1.5h",
-            "1h30m",
-            "10 m",
-            "-1s",
-            "32d",
-            "99999999999999999999s",
-            "10min",
-        ] {
+        for text in ["", "s", "15", "1.5h", "1h30m", "10 m", "-1s", "32d", "99999999999999999999s", "10min"] {
             assert!(duration(text).is_err(), "{text}");
         }
     }

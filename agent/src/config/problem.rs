@@ -20,32 +20,13 @@ pub struct Problem {
 
 impl Problem {
     /// A mistake at a place in a file.
-    pub(crate) fn at(
-        file: &str,
-        pos: Pos,
-        field: impl Into<String>,
-        message: impl Into<String>,
-    ) -> Self {
-        Self {
-            place: format!("{file}:{}:{}", pos.line, pos.column),
-            field: field.into(),
-            message: message.into(),
-            pos: Some(pos),
-        }
+    pub(crate) fn at(file: &str, pos: Pos, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { place: format!("{file}:{}:{}", pos.line, pos.column), field: field.into(), message: message.into(), pos: Some(pos) }
     }
 
     /// A mistake of a whole file, or of an environment variable.
-    pub(crate) fn of(
-        place: impl Into<String>,
-        field: impl Into<String>,
-        message: impl Into<String>,
-    ) -> Self {
-        Self {
-            place: place.into(),
-            field: field.into(),
-            message: message.into(),
-            pos: None,
-        }
+    pub(crate) fn of(place: impl Into<String>, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { place: place.into(), field: field.into(), message: message.into(), pos: None }
     }
 }
 
@@ -77,10 +58,7 @@ pub(crate) fn sort(problems: &mut Vec<Problem>) {
 }
 
 /// The candidate nearest to `word`, if one is near enough to be a slip of the fingers.
-pub(crate) fn nearest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let limit = (word.chars().count() / 3).max(1);
     candidates
@@ -100,9 +78,7 @@ fn distance(left: &str, right: &str) -> usize {
         let mut row = vec![i];
         for j in 1..=right.len() {
             let cost = usize::from(left[i - 1] != right[j - 1]);
-            let mut best = (rows[i - 1][j] + 1)
-                .min(row[j - 1] + 1)
-                .min(rows[i - 1][j - 1] + cost);
+            let mut best = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + cost);
             if i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1] {
                 best = best.min(rows[i - 2][j - 2] + 1);
             }

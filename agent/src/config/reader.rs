@@ -45,23 +45,15 @@ pub(crate) enum Place {
 
 impl Section {
     pub(crate) fn path_of(&self, key: &str) -> String {
-        if self.path.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{}.{key}", self.path)
-        }
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
     fn entry(&self, key: &str) -> Option<&Entry> {
-        self.entries
-            .iter()
-            .find(|entry| entry.key.as_deref() == Some(key))
+        self.entries.iter().find(|entry| entry.key.as_deref() == Some(key))
     }
 
     fn node(&self, key: &str) -> Option<&Node> {
-        self.entry(key)
-            .map(|entry| &entry.value)
-            .filter(|node| !node.is_null())
+        self.entry(key).map(|entry| &entry.value).filter(|node| !node.is_null())
     }
 }
 
@@ -76,12 +68,7 @@ fn shown(text: &str) -> String {
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(file: String, env: Env<'a>) -> Self {
-        Self {
-            file,
-            env,
-            problems: Vec::new(),
-            warnings: Vec::new(),
-        }
+        Self { file, env, problems: Vec::new(), warnings: Vec::new() }
     }
 
     /// Records a mistake at a place.
@@ -114,11 +101,7 @@ impl<'a> Reader<'a> {
 
     fn missing(&mut self, section: &Section, key: &str) {
         let variable = fields::variable(&section.path_of(key));
-        self.problem(
-            &section.place.clone(),
-            &section.path_of(key),
-            format!("is missing; set it in the file or as {variable}"),
-        );
+        self.problem(&section.place.clone(), &section.path_of(key), format!("is missing; set it in the file or as {variable}"));
     }
 
     /// The top of the document.
@@ -128,11 +111,7 @@ impl<'a> Reader<'a> {
 
     /// Makes a section of a node and checks its keys.
     pub(crate) fn open(&mut self, path: String, node: Option<Node>, absent: Place) -> Section {
-        let mut section = Section {
-            path,
-            entries: Vec::new(),
-            place: absent,
-        };
+        let mut section = Section { path, entries: Vec::new(), place: absent };
         let Some(node) = node.filter(|node| !node.is_null()) else {
             return section;
         };
@@ -146,11 +125,7 @@ impl<'a> Reader<'a> {
             }
             _ => {
                 let found = node.kind_name();
-                self.problem(
-                    &section.place.clone(),
-                    &section.path.clone(),
-                    format!("has to be a mapping, and is {found}"),
-                );
+                self.problem(&section.place.clone(), &section.path.clone(), format!("has to be a mapping, and is {found}"));
             }
         }
         section
@@ -172,11 +147,7 @@ impl<'a> Reader<'a> {
             };
             if let Some((_, first)) = seen.iter().find(|(other, _)| *other == key) {
                 let first = first.line;
-                self.problem(
-                    &place,
-                    &section.path_of(key),
-                    format!("is written twice; the first is on line {first}; keep one"),
-                );
+                self.problem(&place, &section.path_of(key), format!("is written twice; the first is on line {first}; keep one"));
                 continue;
             }
             seen.push((key, entry.key_pos));
@@ -209,10 +180,7 @@ impl<'a> Reader<'a> {
 
     /// Whether a field is written anywhere.
     pub(crate) fn is_set(&self, section: &Section, key: &str) -> bool {
-        self.env
-            .get(&fields::variable(&section.path_of(key)))
-            .is_some()
-            || section.node(key).is_some()
+        self.env.get(&fields::variable(&section.path_of(key))).is_some() || section.node(key).is_some()
     }
 
     /// The text of a field, as written.
@@ -223,21 +191,13 @@ impl<'a> Reader<'a> {
         let node = section.node(key)?;
         match &node.kind {
             Kind::Scalar { text, .. } if text.is_empty() => {
-                self.fault(
-                    section,
-                    key,
-                    "is empty; write a value or leave the field out",
-                );
+                self.fault(section, key, "is empty; write a value or leave the field out");
                 None
             }
             Kind::Scalar { text, .. } => Some(text.clone()),
             Kind::List(_) | Kind::Map(_) => {
                 let found = node.kind_name();
-                self.fault(
-                    section,
-                    key,
-                    format!("has to be a single value, and is {found}"),
-                );
+                self.fault(section, key, format!("has to be a single value, and is {found}"));
                 None
             }
         }
@@ -252,12 +212,7 @@ impl<'a> Reader<'a> {
         self.text(section, key)
     }
 
-    fn parsed<T>(
-        &mut self,
-        section: &Section,
-        key: &str,
-        parse: impl Fn(&str) -> Result<T, &'static str>,
-    ) -> Option<T> {
+    fn parsed<T>(&mut self, section: &Section, key: &str, parse: impl Fn(&str) -> Result<T, &'static str>) -> Option<T> {
         let text = self.text(section, key)?;
         match parse(&text) {
             Ok(value) => Some(value),
@@ -294,11 +249,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn rate(&mut self, section: &Section, key: &str) -> Option<Decimal> {
         let value = self.decimal(section, key)?;
         if value.is_zero() {
-            self.fault(
-                section,
-                key,
-                "is 0, which the gateway does not enforce; write 1 or more, or leave it out",
-            );
+            self.fault(section, key, "is 0, which the gateway does not enforce; write 1 or more, or leave it out");
             None
         } else if !value.fract().is_zero() {
             self.fault(section, key, "is not a whole number");
@@ -322,26 +273,16 @@ impl<'a> Reader<'a> {
 
     /// A duration that may be 0.
     pub(crate) fn wait(&mut self, section: &Section, key: &str, default: Duration) -> Duration {
-        self.parsed(section, key, number::duration)
-            .unwrap_or(default)
+        self.parsed(section, key, number::duration).unwrap_or(default)
     }
 
     /// One of a few words.
-    pub(crate) fn choice<T: Copy>(
-        &mut self,
-        section: &Section,
-        key: &str,
-        words: &[(&str, T)],
-    ) -> Option<T> {
+    pub(crate) fn choice<T: Copy>(&mut self, section: &Section, key: &str, words: &[(&str, T)]) -> Option<T> {
         let text = self.text(section, key)?;
         if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
             return Some(*value);
         }
-        self.fault(
-            section,
-            key,
-            not_a_word(&text, words.iter().map(|(word, _)| *word)),
-        );
+        self.fault(section, key, not_a_word(&text, words.iter().map(|(word, _)| *word)));
         None
     }
 
@@ -396,14 +337,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses a credential over plain http to a peer that is not on loopback.
-    pub(crate) fn guard_http(
-        &mut self,
-        section: &Section,
-        key: &str,
-        url: Option<&Url>,
-        allowed: bool,
-        cure: &str,
-    ) {
+    pub(crate) fn guard_http(&mut self, section: &Section, key: &str, url: Option<&Url>, allowed: bool, cure: &str) {
         let Some(url) = url.filter(|url| url.scheme() == "http" && !is_loopback(url)) else {
             return;
         };
@@ -414,13 +348,7 @@ impl<'a> Reader<'a> {
                 section.path_of(key)
             ));
         } else {
-            self.fault(
-                section,
-                key,
-                format!(
-                    "would send the credential to {host} over plain http; write https, or {cure}"
-                ),
-            );
+            self.fault(section, key, format!("would send the credential to {host} over plain http; write https, or {cure}"));
         }
     }
 
@@ -429,28 +357,17 @@ impl<'a> Reader<'a> {
         let name = fields::variable(&section.path_of(key));
         let file_key = format!("{key}_file");
         if let Some(value) = self.env.get(&name) {
-            if self
-                .env
-                .get(&fields::variable(&section.path_of(&file_key)))
-                .is_some()
-            {
+            if self.env.get(&fields::variable(&section.path_of(&file_key))).is_some() {
                 self.problem(
                     &Place::Variable(name.clone()),
                     &section.path_of(key),
-                    format!(
-                        "is set, and {} too; unset one",
-                        fields::variable(&section.path_of(&file_key))
-                    ),
+                    format!("is set, and {} too; unset one", fields::variable(&section.path_of(&file_key))),
                 );
             }
             return match secret_file::clean(value.as_bytes().to_vec()) {
                 Ok(secret) => Some(SecretRef::Value(secret)),
                 Err(fault) => {
-                    self.problem(
-                        &Place::Variable(name),
-                        &section.path_of(key),
-                        fault.to_string(),
-                    );
+                    self.problem(&Place::Variable(name), &section.path_of(key), fault.to_string());
                     None
                 }
             };
@@ -511,20 +428,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn list_of_variable(
-        &mut self,
-        value: &str,
-        place: &Place,
-        path: &str,
-    ) -> Option<Vec<(Node, Place)>> {
+    fn list_of_variable(&mut self, value: &str, place: &Place, path: &str) -> Option<Vec<(Node, Place)>> {
         if value.trim_start().starts_with('[') {
             return match self.structure(value, place, path)?.kind {
-                Kind::List(items) => Some(
-                    items
-                        .into_iter()
-                        .map(|item| (item, place.clone()))
-                        .collect(),
-                ),
+                Kind::List(items) => Some(items.into_iter().map(|item| (item, place.clone())).collect()),
                 _ => None,
             };
         }
@@ -532,13 +439,7 @@ impl<'a> Reader<'a> {
             value
                 .split(',')
                 .map(|part| {
-                    let node = Node {
-                        pos: Pos { line: 1, column: 1 },
-                        kind: Kind::Scalar {
-                            text: part.trim().to_owned(),
-                            plain: false,
-                        },
-                    };
+                    let node = Node { pos: Pos { line: 1, column: 1 }, kind: Kind::Scalar { text: part.trim().to_owned(), plain: false } };
                     (node, place.clone())
                 })
                 .collect(),
@@ -575,12 +476,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn texts(&mut self, section: &Section, key: &str) -> Vec<String> {
         let path = section.path_of(key);
         let mut texts: Vec<String> = Vec::new();
-        for (index, (node, place)) in self
-            .list(section, key)
-            .unwrap_or_default()
-            .into_iter()
-            .enumerate()
-        {
+        for (index, (node, place)) in self.list(section, key).unwrap_or_default().into_iter().enumerate() {
             let path = format!("{path}[{index}]");
             match node.kind {
                 Kind::Scalar { text, .. } if text.is_empty() => {
@@ -595,11 +491,7 @@ impl<'a> Reader<'a> {
                 Kind::Scalar { text, .. } => texts.push(text),
                 Kind::List(_) | Kind::Map(_) => {
                     let found = node.kind_name();
-                    self.problem(
-                        &place,
-                        &path,
-                        format!("has to be a single value, and is {found}"),
-                    );
+                    self.problem(&place, &path, format!("has to be a single value, and is {found}"));
                 }
             }
         }
@@ -607,12 +499,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A text that has to pass a check; messages do not repeat it.
-    pub(crate) fn name(
-        &mut self,
-        section: &Section,
-        key: &str,
-        check: fn(&str) -> Result<(), &'static str>,
-    ) -> Option<String> {
+    pub(crate) fn name(&mut self, section: &Section, key: &str, check: fn(&str) -> Result<(), &'static str>) -> Option<String> {
         let text = self.text(section, key)?;
         match check(&text) {
             Ok(()) => Some(text),
@@ -624,12 +511,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A required [`Self::name`].
-    pub(crate) fn required_name(
-        &mut self,
-        section: &Section,
-        key: &str,
-        check: fn(&str) -> Result<(), &'static str>,
-    ) -> Option<String> {
+    pub(crate) fn required_name(&mut self, section: &Section, key: &str, check: fn(&str) -> Result<(), &'static str>) -> Option<String> {
         self.required(section, key)?;
         self.name(section, key, check)
     }
@@ -646,16 +528,10 @@ pub(crate) fn uuid(text: &str) -> Result<Uuid, &'static str> {
 /// What a Kubernetes namespace or simple name may be (RFC 1123 label).
 pub(crate) fn dns_label(text: &str) -> Result<(), &'static str> {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    if (1..=63).contains(&text.len())
-        && text.bytes().all(inner)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
-    {
+    if (1..=63).contains(&text.len()) && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-') {
         Ok(())
     } else {
-        Err(
-            "is not a Kubernetes name: 1 to 63 of a-z, 0-9 and -, with a letter or digit at both ends",
-        )
+        Err("is not a Kubernetes name: 1 to 63 of a-z, 0-9 and -, with a letter or digit at both ends")
     }
 }
 
@@ -676,29 +552,12 @@ fn not_a_word<'w>(text: &str, words: impl Iterator<Item = &'w str> + Clone) -> S
     }
 }
 
-fn unknown_key(
-    section: &str,
-    key: &str,
-    known: &[&'static str],
-    secrets: &[(&'static str, String)],
-) -> String {
+fn unknown_key(section: &str, key: &str, known: &[&'static str], secrets: &[(&'static str, String)]) -> String {
     let hint = |file_key: &str, variable: &str| {
-        let prefix = if section.is_empty() {
-            String::new()
-        } else {
-            format!("{section}.")
-        };
-        format!(
-            "a secret does not belong in this file; put it into a file of its own, name that in {prefix}{file_key}, or set {variable}"
-        )
+        let prefix = if section.is_empty() { String::new() } else { format!("{section}.") };
+        format!("a secret does not belong in this file; put it into a file of its own, name that in {prefix}{file_key}, or set {variable}")
     };
-    let variable = |key: &str| {
-        fields::variable(&if section.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{section}.{key}")
-        })
-    };
+    let variable = |key: &str| fields::variable(&if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") });
     if let Some((key, file_key)) = secrets.iter().find(|(secret, _)| *secret == key) {
         return hint(file_key, &variable(key));
     }
@@ -706,20 +565,14 @@ fn unknown_key(
         return format!("no such field; did you mean {near}?");
     }
     let lower = key.to_lowercase();
-    if ["token", "secret", "password", "passwd", "key", "credential"]
-        .iter()
-        .any(|word| lower.contains(word))
-    {
+    if ["token", "secret", "password", "passwd", "key", "credential"].iter().any(|word| lower.contains(word)) {
         return match secrets.first() {
             Some((key, file_key)) => hint(file_key, &variable(key)),
             None => "no such field, and a secret does not belong in this file".to_owned(),
         };
     }
     // The right field in the wrong section.
-    let elsewhere = fields::FIELDS
-        .iter()
-        .filter(|field| !field.secret)
-        .find(|field| field.path.rsplit('.').next() == Some(key));
+    let elsewhere = fields::FIELDS.iter().filter(|field| !field.secret).find(|field| field.path.rsplit('.').next() == Some(key));
     match elsewhere {
         Some(field) => format!("no such field here; did you mean {}?", field.path),
         None => format!("no such field; there are: {}", known.join(", ")),

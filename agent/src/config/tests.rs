@@ -17,9 +17,7 @@ secrets: {store: directory, path: /var/lib/llm-access}
 ";
 
 fn vars(vars: &[(&str, &str)]) -> Vec<(String, String)> {
-    vars.iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect()
+    vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
 fn accepted(text: &str, env: &[(&str, &str)]) -> Loaded {
@@ -52,23 +50,12 @@ fn defaults_are_as_documented() {
     let Loaded { config, warnings } = accepted(LEAST, &[]);
     assert_eq!(warnings, Vec::<String>::new());
     assert_eq!(config.owner, "00000000000000000000000000000042");
-    assert_eq!(
-        config.waldur.api_url.as_str(),
-        "https://waldur.example.org/api/"
-    );
+    assert_eq!(config.waldur.api_url.as_str(), "https://waldur.example.org/api/");
     assert_eq!(config.waldur.zone, "UTC");
     assert_eq!(config.waldur.timeout, seconds(30));
-    assert!(
-        matches!(&config.waldur.auth, WaldurAuth::Token(SecretRef::File(file)) if file.path == Path::new("/run/secrets/waldur-token"))
-    );
-    assert_eq!(
-        config.gateway.public_openai_url(),
-        "https://llm.example.org/v1"
-    );
-    assert_eq!(
-        config.gateway.openai_url(),
-        "https://litellm.example.org/v1"
-    );
+    assert!(matches!(&config.waldur.auth, WaldurAuth::Token(SecretRef::File(file)) if file.path == Path::new("/run/secrets/waldur-token")));
+    assert_eq!(config.gateway.public_openai_url(), "https://llm.example.org/v1");
+    assert_eq!(config.gateway.openai_url(), "https://litellm.example.org/v1");
     assert!(!config.gateway.manage_models && !config.gateway.allow_insecure_http);
     assert!(config.webui.is_none() && config.lease.is_none() && config.http.listen.is_none());
     assert_eq!(config.catalogue.hold, seconds(3600));
@@ -76,54 +63,22 @@ fn defaults_are_as_documented() {
     assert_eq!(config.catalogue.max_shrink.models, 3);
     let offering = &config.offerings[0];
     assert_eq!(offering.billing, Billing::PerModel);
-    assert_eq!(
-        (offering.token_unit.tokens(), offering.token_unit.label()),
-        (1000, "1k")
-    );
+    assert_eq!((offering.token_unit.tokens(), offering.token_unit.label()), (1000, "1k"));
     assert_eq!(offering.currency, "EUR");
     assert_eq!(offering.limits, LimitsConfig::default());
     assert_eq!(offering.on_downscale, OnDownscale::Block);
-    assert_eq!(
-        offering.delivery.api_key_on_old_servers,
-        ApiKeyDelivery::Hide
-    );
+    assert_eq!(offering.delivery.api_key_on_old_servers, ApiKeyDelivery::Hide);
     assert_eq!(offering.approval.terminate, ApprovalMode::Auto);
-    assert_eq!(
-        config.secrets,
-        SecretsConfig::Directory {
-            path: "/var/lib/llm-access".into()
-        }
-    );
-    let Intervals {
-        orders,
-        resources,
-        offering,
-        usage,
-    } = config.intervals;
-    assert_eq!(
-        [orders, resources, offering, usage],
-        [15, 60, 60, 600].map(seconds)
-    );
-    assert_eq!(
-        (config.terminate.drain, config.terminate.settle),
-        (seconds(180), seconds(15))
-    );
-    let usage = UsageConfig {
-        late_days: 3,
-        month_guard: seconds(900),
-        failed_calls: FailedCalls::AsLedger,
-    };
+    assert_eq!(config.secrets, SecretsConfig::Directory { path: "/var/lib/llm-access".into() });
+    let Intervals { orders, resources, offering, usage } = config.intervals;
+    assert_eq!([orders, resources, offering, usage], [15, 60, 60, 600].map(seconds));
+    assert_eq!((config.terminate.drain, config.terminate.settle), (seconds(180), seconds(15)));
+    let usage = UsageConfig { late_days: 3, month_guard: seconds(900), failed_calls: FailedCalls::AsLedger };
     assert_eq!(config.usage, usage);
     assert_eq!(config.concurrency.orders, 16);
-    assert_eq!(
-        (config.backoff.initial, config.backoff.max),
-        (seconds(5), seconds(600))
-    );
+    assert_eq!((config.backoff.initial, config.backoff.max), (seconds(5), seconds(600)));
     assert_eq!(config.orphans.max_per_pass, 10);
-    assert_eq!(
-        (config.log.format, config.log.level.as_str()),
-        (LogFormat::Text, "info")
-    );
+    assert_eq!((config.log.format, config.log.level.as_str()), (LogFormat::Text, "info"));
 }
 
 #[test]
@@ -149,12 +104,7 @@ fn where_models_are_served_is_a_template_for_each_runtime() {
         ("'{name}'", "is not a URL"),
     ] {
         let errors = refused(&with(&format!("api_base: {{vllm: {wrong}}}")), &[]);
-        assert!(
-            errors
-                .iter()
-                .any(|e| e.contains("gateway.api_base.vllm") && e.contains(why)),
-            "{wrong}: {errors:?}"
-        );
+        assert!(errors.iter().any(|e| e.contains("gateway.api_base.vllm") && e.contains(why)), "{wrong}: {errors:?}");
     }
 }
 
@@ -162,11 +112,7 @@ fn where_models_are_served_is_a_template_for_each_runtime() {
 fn how_usage_is_reported_is_checked() {
     let with = |usage: &str| format!("{LEAST}usage: {usage}\n");
     let text = with("{late_days: 0, month_guard: 0s, failed_calls: exclude}");
-    let usage = UsageConfig {
-        late_days: 0,
-        month_guard: Duration::ZERO,
-        failed_calls: FailedCalls::Exclude,
-    };
+    let usage = UsageConfig { late_days: 0, month_guard: Duration::ZERO, failed_calls: FailedCalls::Exclude };
     assert_eq!(accepted(&text, &[]).config.usage, usage);
     for (wrong, why) in [
         ("{late_days: 29}", "usage.late_days: is more than 28"),
@@ -180,24 +126,11 @@ fn how_usage_is_reported_is_checked() {
 
 #[test]
 fn the_documented_example_is_accepted() {
-    let docs = std::fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../docs/configuration.md"
-    ))
-    .unwrap();
-    let example = docs
-        .split("```yaml\n")
-        .nth(1)
-        .unwrap()
-        .split("```")
-        .next()
-        .unwrap();
+    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md")).unwrap();
+    let example = docs.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
     let Loaded { config, warnings } = accepted(example, &[]);
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(
-        warnings[0]
-            .starts_with("gateway.url: the credential goes to litellm.llm.svc over plain http")
-    );
+    assert!(warnings[0].starts_with("gateway.url: the credential goes to litellm.llm.svc over plain http"));
     let offering = &config.offerings[0];
     assert_eq!(offering.plans, ["standard"]);
     assert_eq!(offering.limits.max_budget.max, Some(Decimal::from(1000)));
@@ -206,10 +139,7 @@ fn the_documented_example_is_accepted() {
 
     let written = describe();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
-    assert!(
-        docs.contains(&written),
-        "{path} is not up to date; it has to hold this table:\n{written}"
-    );
+    assert!(docs.contains(&written), "{path} is not up to date; it has to hold this table:\n{written}");
 }
 
 #[test]
@@ -300,10 +230,7 @@ colour: red
 #[test]
 fn an_empty_file_says_what_is_missing() {
     for text in ["", "# nothing yet\n", "---\n"] {
-        let fields: Vec<String> = refused(text, &[])
-            .iter()
-            .map(|line| line.split(": ").nth(1).unwrap().to_owned())
-            .collect();
+        let fields: Vec<String> = refused(text, &[]).iter().map(|line| line.split(": ").nth(1).unwrap().to_owned()).collect();
         assert_eq!(
             fields,
             [
@@ -319,18 +246,8 @@ fn an_empty_file_says_what_is_missing() {
             "{text:?}"
         );
     }
-    assert!(
-        refused("- a\n", &[])[0].starts_with("agent.yml:1:1: has to be a mapping, and is a list"),
-        "{:?}",
-        refused("- a\n", &[])
-    );
-    assert!(
-        refused(
-            &LEAST.replace("  - uuid: 00000000000000000000000000000042\n", "  []\n"),
-            &[]
-        )[0]
-        .contains("at least one")
-    );
+    assert!(refused("- a\n", &[])[0].starts_with("agent.yml:1:1: has to be a mapping, and is a list"), "{:?}", refused("- a\n", &[]));
+    assert!(refused(&LEAST.replace("  - uuid: 00000000000000000000000000000042\n", "  []\n"), &[])[0].contains("at least one"));
 }
 
 #[test]
@@ -344,32 +261,16 @@ fn syntax_errors_have_a_place_and_stand_alone() {
 
 #[test]
 fn a_file_that_cannot_be_read_is_named() {
-    let errors = load(
-        Some(Path::new("/nonexistent/agent.yml")),
-        &vars(&[("LLM_ACCESS__WALDUR__TOKN", "x")]),
-    )
-    .unwrap_err();
+    let errors = load(Some(Path::new("/nonexistent/agent.yml")), &vars(&[("LLM_ACCESS__WALDUR__TOKN", "x")])).unwrap_err();
     let lines: Vec<String> = errors.to_string().lines().map(str::to_owned).collect();
-    assert!(
-        lines[0].starts_with("/nonexistent/agent.yml: cannot be read: "),
-        "{lines:?}"
-    );
-    assert_eq!(
-        lines[1],
-        "LLM_ACCESS__WALDUR__TOKN: no such setting; did you mean LLM_ACCESS__WALDUR__TOKEN?"
-    );
+    assert!(lines[0].starts_with("/nonexistent/agent.yml: cannot be read: "), "{lines:?}");
+    assert_eq!(lines[1], "LLM_ACCESS__WALDUR__TOKN: no such setting; did you mean LLM_ACCESS__WALDUR__TOKEN?");
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("agent.yml");
     std::fs::write(&path, b"owner: a\nlog: {level: \xff}\n").unwrap();
     let errors = load(Some(&path), &[]).unwrap_err().to_string();
-    assert_eq!(
-        errors,
-        format!(
-            "{}:2:14: is not UTF-8 text from here on; save the file as UTF-8",
-            path.display()
-        )
-    );
+    assert_eq!(errors, format!("{}:2:14: is not UTF-8 text from here on; save the file as UTF-8", path.display()));
 
     std::fs::write(&path, format!("\u{feff}{LEAST}")).unwrap();
     assert_eq!(load(Some(&path), &[]).unwrap().config.offerings.len(), 1);
@@ -394,36 +295,17 @@ fn values_of_the_environment_are_kept_byte_for_byte() {
         assert_eq!(token(&config), value);
     }
     for (uuid, simple) in [
-        (
-            "00000000000000000000000000000042",
-            "00000000000000000000000000000042",
-        ),
-        (
-            "12345678-9012-3456-7890-123456789012",
-            "12345678901234567890123456789012",
-        ),
-        (
-            "123456e7890123456789012345678901",
-            "123456e7890123456789012345678901",
-        ),
+        ("00000000000000000000000000000042", "00000000000000000000000000000042"),
+        ("12345678-9012-3456-7890-123456789012", "12345678901234567890123456789012"),
+        ("123456e7890123456789012345678901", "123456e7890123456789012345678901"),
     ] {
         let config = accepted(LEAST, &[("LLM_ACCESS__OFFERINGS__0__UUID", uuid)]).config;
         assert_eq!(config.offerings[0].uuid.simple().to_string(), simple);
         assert_eq!(config.owner, simple);
     }
-    let config = accepted(
-        LEAST,
-        &[
-            ("LLM_ACCESS__OWNER", "1.10"),
-            ("LLM_ACCESS__OFFERINGS__0__LIMITS__MAX_BUDGET__MAX", "1.10"),
-        ],
-    )
-    .config;
+    let config = accepted(LEAST, &[("LLM_ACCESS__OWNER", "1.10"), ("LLM_ACCESS__OFFERINGS__0__LIMITS__MAX_BUDGET__MAX", "1.10")]).config;
     assert_eq!(config.owner, "1.10");
-    assert_eq!(
-        config.offerings[0].limits.max_budget.max,
-        Some(Decimal::new(11, 1))
-    );
+    assert_eq!(config.offerings[0].limits.max_budget.max, Some(Decimal::new(11, 1)));
 }
 
 #[test]
@@ -438,34 +320,17 @@ fn the_environment_wins_over_the_file() {
             ("LLM_ACCESS__SECRETS__PATH", "/tmp/secrets"),
             ("LLM_ACCESS__LOG__FORMAT", "json"),
             ("LLM_ACCESS__OFFERINGS__0__ON_DOWNSCALE__TPM_LIMIT", "10"),
-            (
-                "LLM_ACCESS__OFFERINGS__1__UUID",
-                "00000000000000000000000000000043",
-            ),
+            ("LLM_ACCESS__OFFERINGS__1__UUID", "00000000000000000000000000000043"),
         ],
     )
     .config;
     assert_eq!(config.gateway.key.read().unwrap().expose_secret(), "sk-1");
     assert_eq!(config.gateway.timeout, Duration::from_millis(500));
-    assert_eq!(
-        config.webui.unwrap().url.as_str(),
-        "https://chat.example.org/"
-    );
+    assert_eq!(config.webui.unwrap().url.as_str(), "https://chat.example.org/");
     assert_eq!(config.intervals.orders, seconds(15));
-    assert_eq!(
-        config.secrets,
-        SecretsConfig::Directory {
-            path: "/tmp/secrets".into()
-        }
-    );
+    assert_eq!(config.secrets, SecretsConfig::Directory { path: "/tmp/secrets".into() });
     assert_eq!(config.log.format, LogFormat::Json);
-    assert_eq!(
-        config.offerings[0].on_downscale,
-        OnDownscale::Reduce(TeamLimits {
-            tpm_limit: Some(10),
-            ..TeamLimits::default()
-        })
-    );
+    assert_eq!(config.offerings[0].on_downscale, OnDownscale::Reduce(TeamLimits { tpm_limit: Some(10), ..TeamLimits::default() }));
     assert_eq!(config.offerings[1].uuid, Uuid::from_u128(0x43));
 }
 
@@ -474,33 +339,18 @@ fn the_environment_is_enough() {
     let loaded = load(
         None,
         &vars(&[
-            (
-                "LLM_ACCESS__WALDUR__API_URL",
-                "https://waldur.example.org/api",
-            ),
-            (
-                "LLM_ACCESS__WALDUR__OIDC__TOKEN_URL",
-                "https://id.example.org/token",
-            ),
+            ("LLM_ACCESS__WALDUR__API_URL", "https://waldur.example.org/api"),
+            ("LLM_ACCESS__WALDUR__OIDC__TOKEN_URL", "https://id.example.org/token"),
             ("LLM_ACCESS__WALDUR__OIDC__CLIENT_ID", "0042"),
             ("LLM_ACCESS__WALDUR__OIDC__CLIENT_SECRET", "s3"),
             ("LLM_ACCESS__GATEWAY__URL", "http://127.0.0.1:4000"),
-            (
-                "LLM_ACCESS__GATEWAY__PUBLIC_URL",
-                "http://localhost:4000/llm",
-            ),
+            ("LLM_ACCESS__GATEWAY__PUBLIC_URL", "http://localhost:4000/llm"),
             ("LLM_ACCESS__GATEWAY__KEY_FILE", "./key"),
             ("LLM_ACCESS__CATALOGUE__FILE", "inference.yml"),
-            (
-                "LLM_ACCESS__OFFERINGS",
-                "00000000000000000000000000000042, 5f1d0000-0000-0000-0000-000000000001",
-            ),
+            ("LLM_ACCESS__OFFERINGS", "00000000000000000000000000000042, 5f1d0000-0000-0000-0000-000000000001"),
             ("LLM_ACCESS__OFFERINGS__1__PLANS", "small,large"),
             ("LLM_ACCESS__SECRETS__STORE", "kubernetes"),
-            (
-                "LLM_ACCESS__SECRETS__CHAT_NAMESPACE",
-                "{\"5f1d0000000000000000000000000009\": \"chat-9\"}",
-            ),
+            ("LLM_ACCESS__SECRETS__CHAT_NAMESPACE", "{\"5f1d0000000000000000000000000009\": \"chat-9\"}"),
             ("LLM_ACCESS__SECRETS__KEY_NAMESPACE", "llm-keys"),
             ("LLM_ACCESS_PORT", "tcp://10.0.0.1:80"),
             ("LLM_ACCESS_SERVICE_HOST", "10.0.0.1"),
@@ -510,42 +360,22 @@ fn the_environment_is_enough() {
     .unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(loaded.warnings, Vec::<String>::new());
     let config = loaded.config;
-    assert_eq!(
-        config.waldur.api_url.as_str(),
-        "https://waldur.example.org/api/"
-    );
+    assert_eq!(config.waldur.api_url.as_str(), "https://waldur.example.org/api/");
     match &config.waldur.auth {
-        WaldurAuth::Oidc {
-            token_url,
-            client_id,
-            client_secret,
-        } => {
+        WaldurAuth::Oidc { token_url, client_id, client_secret } => {
             assert_eq!(token_url.as_str(), "https://id.example.org/token");
             assert_eq!(client_id, "0042");
             assert_eq!(client_secret.read().unwrap().expose_secret(), "s3");
         }
         WaldurAuth::Token(_) => panic!("a token"),
     }
-    assert_eq!(
-        config.gateway.public_openai_url(),
-        "http://localhost:4000/llm/v1"
-    );
+    assert_eq!(config.gateway.public_openai_url(), "http://localhost:4000/llm/v1");
     assert_eq!(config.offerings.len(), 2);
     assert_eq!(config.offerings[1].plans, ["small", "large"]);
-    let SecretsConfig::Kubernetes {
-        chat,
-        key_namespace,
-        ..
-    } = config.secrets
-    else {
-        panic!("not kubernetes")
-    };
+    let SecretsConfig::Kubernetes { chat, key_namespace, .. } = config.secrets else { panic!("not kubernetes") };
     assert_eq!(key_namespace, "llm-keys");
     let project = Uuid::from_u128(0x5f1d_0000_0000_0000_0000_0000_0000_0009);
-    assert_eq!(
-        chat,
-        ChatNamespaces::PerProject(BTreeMap::from([(project, "chat-9".to_owned())]))
-    );
+    assert_eq!(chat, ChatNamespaces::PerProject(BTreeMap::from([(project, "chat-9".to_owned())])));
 }
 
 #[test]
@@ -564,10 +394,7 @@ fn a_list_of_objects_may_come_from_a_variable() {
             "LLM_ACCESS__OFFERINGS: offerings[0].uuid: is not a UUID: write 32 hexadecimal digits, with or without hyphens",
         ]
     );
-    assert_eq!(
-        refused(LEAST, &[("LLM_ACCESS__OFFERINGS", "[{")]),
-        ["LLM_ACCESS__OFFERINGS: offerings: is not valid JSON"]
-    );
+    assert_eq!(refused(LEAST, &[("LLM_ACCESS__OFFERINGS", "[{")]), ["LLM_ACCESS__OFFERINGS: offerings: is not valid JSON"]);
 }
 
 #[test]
@@ -604,33 +431,21 @@ http: {listen: sk-marker}
 intervals: {orders: sk-marker-0123456789}
 ";
     let text = LEAST
-        .replace(
-            "token_file: /run/secrets/waldur-token",
-            "token: sk-marker, zone: sk-marker, api_key: sk-marker",
-        )
+        .replace("token_file: /run/secrets/waldur-token", "token: sk-marker, zone: sk-marker, api_key: sk-marker")
         .replace("00000000000000000000000000000042", "sk-marker")
         + inline;
     let env = vars(&[
         ("LLM_ACCESS__GATEWAY__KEY", "sk-marker sk-marker"),
         ("LLM_ACCESS__GATEWAY__KEI", "sk-marker"),
         ("LLM_ACCESS__OFFERINGS__0__PLANS", "[sk-marker"),
-        (
-            "LLM_ACCESS__CATALOGUE__MAX_SHRINK__SHARE",
-            "sk-marker-0123456789",
-        ),
+        ("LLM_ACCESS__CATALOGUE__MAX_SHRINK__SHARE", "sk-marker-0123456789"),
     ]);
     let errors = load_text("agent.yml", &text, &env).unwrap_err();
     assert!(errors.problems.len() >= 12, "{errors}");
     let shown = format!("{errors}\n{errors:?}");
     assert!(!shown.contains("marker"), "{errors}");
 
-    let loaded = accepted(
-        LEAST,
-        &[
-            ("LLM_ACCESS__GATEWAY__KEY", "sk-marker"),
-            ("LLM_ACCESS__WALDUR__TOKEN", "sk-marker"),
-        ],
-    );
+    let loaded = accepted(LEAST, &[("LLM_ACCESS__GATEWAY__KEY", "sk-marker"), ("LLM_ACCESS__WALDUR__TOKEN", "sk-marker")]);
     assert!(!format!("{loaded:?}").contains("marker"));
 }
 
@@ -646,24 +461,14 @@ fn credentials_need_https_off_loopback() {
             "agent.yml:2:16: gateway.url: would send the credential to litellm.llm.svc over plain http; write https, or set gateway.allow_insecure_http: true",
         ]
     );
-    let Loaded { config, warnings } =
-        accepted(&format!("{http}http: {{allow_insecure_http: true}}\n"), &[]);
+    let Loaded { config, warnings } = accepted(&format!("{http}http: {{allow_insecure_http: true}}\n"), &[]);
     assert!(config.waldur.allow_insecure_http && config.gateway.allow_insecure_http);
     assert_eq!(warnings.len(), 2);
     let env = [("LLM_ACCESS__GATEWAY__ALLOW_INSECURE_HTTP", "true")];
     assert_eq!(refused(&http, &env).len(), 1);
-    for host in [
-        "127.0.0.1:4000",
-        "localhost:4000",
-        "[::1]:4000",
-        "127.8.8.8",
-    ] {
+    for host in ["127.0.0.1:4000", "localhost:4000", "[::1]:4000", "127.8.8.8"] {
         let text = LEAST.replace("https://litellm.example.org", &format!("'http://{host}'"));
-        assert_eq!(
-            accepted(&text, &[]).warnings,
-            Vec::<String>::new(),
-            "{host}"
-        );
+        assert_eq!(accepted(&text, &[]).warnings, Vec::<String>::new(), "{host}");
     }
 }
 
@@ -671,56 +476,32 @@ fn credentials_need_https_off_loopback() {
 fn urls_are_plain() {
     for (url, wrong) in [
         ("chat.example.org", "is not a URL"),
-        (
-            "ftp://chat.example.org",
-            "is neither an http nor an https URL",
-        ),
+        ("ftp://chat.example.org", "is neither an http nor an https URL"),
         ("https://a@chat.example.org", "holds a user name"),
         ("https://chat.example.org/?key=sk-marker", "holds a query"),
         ("https://chat.example.org/#x", "holds a query or fragment"),
         ("https://", "is not a URL"),
     ] {
         let problem = only(&format!("webui: {{url: '{url}'}}\n"));
-        assert!(
-            problem.starts_with("agent.yml:7:14: webui.url: "),
-            "{problem}"
-        );
-        assert!(
-            problem.contains(wrong) && !problem.contains("marker"),
-            "{problem}"
-        );
+        assert!(problem.starts_with("agent.yml:7:14: webui.url: "), "{problem}");
+        assert!(problem.contains(wrong) && !problem.contains("marker"), "{problem}");
     }
 }
 
 #[test]
 fn short_drains_need_a_word_and_warn() {
     assert!(only("terminate: {drain: 89s}\n").contains("is under 90s"));
-    assert_eq!(
-        accepted(&format!("{LEAST}terminate: {{drain: 90s}}\n"), &[]).warnings,
-        Vec::<String>::new()
-    );
-    let Loaded { config, warnings } = accepted(
-        &format!("{LEAST}terminate: {{drain: 0s, settle: 0s, allow_short_drain: true}}\n"),
-        &[],
-    );
-    assert_eq!(
-        (config.terminate.drain, config.terminate.settle),
-        (Duration::ZERO, Duration::ZERO)
-    );
-    assert!(
-        warnings[0].starts_with("terminate.drain: 0ms is under 90s"),
-        "{warnings:?}"
-    );
+    assert_eq!(accepted(&format!("{LEAST}terminate: {{drain: 90s}}\n"), &[]).warnings, Vec::<String>::new());
+    let Loaded { config, warnings } = accepted(&format!("{LEAST}terminate: {{drain: 0s, settle: 0s, allow_short_drain: true}}\n"), &[]);
+    assert_eq!((config.terminate.drain, config.terminate.settle), (Duration::ZERO, Duration::ZERO));
+    assert!(warnings[0].starts_with("terminate.drain: 0ms is under 90s"), "{warnings:?}");
 }
 
 #[test]
 fn offerings_are_distinct_and_share_a_currency() {
     let more = |lines: &str| LEAST.replace("secrets:", &format!("{lines}secrets:"));
     assert_eq!(
-        refused(
-            &more("  - uuid: 00000000-0000-0000-0000-000000000042\n    currency: USD\n"),
-            &[]
-        ),
+        refused(&more("  - uuid: 00000000-0000-0000-0000-000000000042\n    currency: USD\n"), &[]),
         [
             "agent.yml:6:11: offerings[1].uuid: is the same as offerings[0].uuid; list each offering once",
             "agent.yml:7:15: offerings[1].currency: differs from offerings[0].currency (EUR); an environment has one currency",
@@ -731,69 +512,34 @@ fn offerings_are_distinct_and_share_a_currency() {
 #[test]
 fn a_downscaled_resource_gets_reduced_limits() {
     let with = |value: &str| LEAST.replace("0042\n", &format!("0042\n    on_downscale: {value}\n"));
-    let downscale = |value: &str| {
-        accepted(&with(value), &[]).config.offerings[0]
-            .on_downscale
-            .clone()
-    };
+    let downscale = |value: &str| accepted(&with(value), &[]).config.offerings[0].on_downscale.clone();
     assert_eq!(downscale("block"), OnDownscale::Block);
     assert_eq!(
         downscale("{max_budget: 0.5, rpm_limit: 10}"),
-        OnDownscale::Reduce(TeamLimits {
-            max_budget: Some(Decimal::new(5, 1)),
-            tpm_limit: None,
-            rpm_limit: Some(10),
-        })
+        OnDownscale::Reduce(TeamLimits { max_budget: Some(Decimal::new(5, 1)), tpm_limit: None, rpm_limit: Some(10) })
     );
-    for value in [
-        "reduce",
-        "[block]",
-        "{tpm_limit: 0}",
-        "{tpm: 5, tpm_limit: 5}",
-    ] {
+    for value in ["reduce", "[block]", "{tpm_limit: 0}", "{tpm: 5, tpm_limit: 5}"] {
         assert_eq!(refused(&with(value), &[]).len(), 1, "{value}");
     }
 }
 
 #[test]
 fn stores_have_their_own_fields() {
-    let store = |fields: &str| {
-        LEAST.replace(
-            "{store: directory, path: /var/lib/llm-access}",
-            &format!("{{{fields}}}"),
-        )
-    };
+    let store = |fields: &str| LEAST.replace("{store: directory, path: /var/lib/llm-access}", &format!("{{{fields}}}"));
     let chat = |fields: &str| match accepted(&store(fields), &[]).config.secrets {
         SecretsConfig::Kubernetes { chat, .. } => chat,
         SecretsConfig::Directory { .. } => panic!("a directory"),
     };
+    assert_eq!(chat("store: kubernetes, chat_namespace: open-webui, key_namespace: keys"), ChatNamespaces::One("open-webui".to_owned()));
     assert_eq!(
-        chat("store: kubernetes, chat_namespace: open-webui, key_namespace: keys"),
-        ChatNamespaces::One("open-webui".to_owned())
-    );
-    assert_eq!(
-        chat(
-            "store: kubernetes, key_namespace: keys, chat_namespace: {00000000000000000000000000000007: chat-7}"
-        ),
+        chat("store: kubernetes, key_namespace: keys, chat_namespace: {00000000000000000000000000000007: chat-7}"),
         ChatNamespaces::PerProject(BTreeMap::from([(Uuid::from_u128(7), "chat-7".to_owned())]))
     );
     for (fields, count) in [
-        (
-            "store: kubernetes, key_namespace: keys, chat_namespace: {x: chat-7}",
-            2,
-        ),
-        (
-            "store: kubernetes, key_namespace: keys, chat_namespace: {00000000000000000000000000000007: Chat}",
-            2,
-        ),
-        (
-            "store: kubernetes, chat_namespace: a, key_namespace: b, api_url: 'http://10.0.0.1'",
-            1,
-        ),
-        (
-            "store: kubernetes, chat_namespace: a, key_namespace: b, api_url: 'http://127.0.0.1:1', context: c",
-            1,
-        ),
+        ("store: kubernetes, key_namespace: keys, chat_namespace: {x: chat-7}", 2),
+        ("store: kubernetes, key_namespace: keys, chat_namespace: {00000000000000000000000000000007: Chat}", 2),
+        ("store: kubernetes, chat_namespace: a, key_namespace: b, api_url: 'http://10.0.0.1'", 1),
+        ("store: kubernetes, chat_namespace: a, key_namespace: b, api_url: 'http://127.0.0.1:1', context: c", 1),
         ("store: directory", 1),
         ("store: vault", 1),
         ("path: /x", 1),
@@ -811,10 +557,7 @@ fn anchors_may_be_used() {
     );
     let config = accepted(&text, &[]).config;
     let second = &config.offerings[1];
-    assert_eq!(
-        (second.uuid, second.billing),
-        (Uuid::from_u128(0x43), Billing::Spend)
-    );
+    assert_eq!((second.uuid, second.billing), (Uuid::from_u128(0x43), Billing::Spend));
     assert_eq!(second.approval.create, ApprovalMode::Manual);
 }
 
@@ -824,52 +567,28 @@ fn sign_in_is_by_token_or_oidc() {
         "token_file: /run/secrets/waldur-token",
         "token_file: /t, oidc: {token_url: 'https://id.example.org/token', client_id: a, client_secret_file: /s}",
     );
-    assert_eq!(
-        refused(&both, &[]),
-        ["agent.yml:1:64: waldur: has a token and oidc; keep one of them"]
-    );
-    let partial = LEAST.replace(
-        "token_file: /run/secrets/waldur-token",
-        "oidc: {client_secret: sk-marker}",
-    );
+    assert_eq!(refused(&both, &[]), ["agent.yml:1:64: waldur: has a token and oidc; keep one of them"]);
+    let partial = LEAST.replace("token_file: /run/secrets/waldur-token", "oidc: {client_secret: sk-marker}");
     let problems = refused(&partial, &[]);
     assert_eq!(problems.len(), 4, "{problems:#?}");
-    assert!(
-        problems
-            .iter()
-            .any(|line| line.contains("name that in waldur.oidc.client_secret_file")),
-        "{problems:#?}"
-    );
+    assert!(problems.iter().any(|line| line.contains("name that in waldur.oidc.client_secret_file")), "{problems:#?}");
 }
 
 #[test]
 fn risks_are_allowed_with_a_warning() {
-    let text = LEAST.replace(
-        "0042\n",
-        "0042\n    delivery: {api_key_on_old_servers: report}\n    limits: {max_budget: {default: 0}}\n",
-    );
+    let text = LEAST.replace("0042\n", "0042\n    delivery: {api_key_on_old_servers: report}\n    limits: {max_budget: {default: 0}}\n");
     let warnings = accepted(&text.replace("/api/", "/"), &[]).warnings;
     assert_eq!(warnings.len(), 3, "{warnings:#?}");
-    assert!(
-        warnings[0].contains("does not end in /api/"),
-        "{warnings:#?}"
-    );
+    assert!(warnings[0].contains("does not end in /api/"), "{warnings:#?}");
 }
 
 #[test]
 fn a_log_level_is_a_level_or_a_filter() {
-    for level in [
-        "warn",
-        "info,llm_access_agent=debug",
-        "llm_access_agent::orders=trace",
-    ] {
+    for level in ["warn", "info,llm_access_agent=debug", "llm_access_agent::orders=trace"] {
         let config = accepted(&format!("{LEAST}log: {{level: '{level}'}}\n"), &[]).config;
         assert_eq!(config.log.level, level);
     }
     for level in ["loud", "a=loud", "''"] {
-        assert!(
-            only(&format!("log: {{level: {level}}}\n")).starts_with("agent.yml:7:14: log.level: "),
-            "{level}"
-        );
+        assert!(only(&format!("log: {{level: {level}}}\n")).starts_with("agent.yml:7:14: log.level: "), "{level}");
     }
 }

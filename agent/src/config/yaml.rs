@@ -20,10 +20,7 @@ pub(crate) struct Pos {
 
 impl From<&Marker> for Pos {
     fn from(mark: &Marker) -> Self {
-        Self {
-            line: mark.line().max(1),
-            column: mark.col() + 1,
-        }
+        Self { line: mark.line().max(1), column: mark.col() + 1 }
     }
 }
 
@@ -106,10 +103,7 @@ pub(crate) fn parse(text: &str) -> Result<Option<Node>, SyntaxError> {
     for event in Parser::new_from_str_with_options(text, options) {
         let (event, span) = event.map_err(|error| SyntaxError {
             pos: Pos::from(error.marker()),
-            message: format!(
-                "not valid YAML: {}",
-                error.info().replace(['\n', '\r'], " ")
-            ),
+            message: format!("not valid YAML: {}", error.info().replace(['\n', '\r'], " ")),
         })?;
         builder.take(event, Pos::from(&span.start))?;
     }
@@ -131,21 +125,11 @@ impl Builder {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    return Err(SyntaxError {
-                        pos,
-                        message: "a second document starts here; keep one document in the file"
-                            .to_owned(),
-                    });
+                    return Err(SyntaxError { pos, message: "a second document starts here; keep one document in the file".to_owned() });
                 }
             }
             Event::Scalar(text, style, anchor, _) => {
-                let node = Node {
-                    pos,
-                    kind: Kind::Scalar {
-                        text: text.into_owned(),
-                        plain: style == ScalarStyle::Plain,
-                    },
-                };
+                let node = Node { pos, kind: Kind::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain } };
                 self.done(node, anchor, 1)?;
             }
             Event::SequenceStart(_, anchor, _) => self.open(Kind::List(Vec::new()), anchor, pos),
@@ -161,10 +145,7 @@ impl Builder {
                     self.done(node, 0, size)?;
                 }
                 None => {
-                    return Err(SyntaxError {
-                        pos,
-                        message: "an alias refers to the value it is part of".to_owned(),
-                    });
+                    return Err(SyntaxError { pos, message: "an alias refers to the value it is part of".to_owned() });
                 }
             },
             _ => {}
@@ -173,11 +154,7 @@ impl Builder {
     }
 
     fn open(&mut self, kind: Kind, anchor: usize, pos: Pos) {
-        self.stack.push(Open {
-            node: Node { pos, kind },
-            anchor,
-            key: None,
-        });
+        self.stack.push(Open { node: Node { pos, kind }, anchor, key: None });
     }
 
     /// A value is complete: it belongs to the innermost open collection, or is the document.
@@ -186,9 +163,7 @@ impl Builder {
         if self.nodes > MAX_NODES {
             return Err(SyntaxError {
                 pos: node.pos,
-                message: format!(
-                    "the document unfolds to more than {MAX_NODES} values; use fewer aliases"
-                ),
+                message: format!("the document unfolds to more than {MAX_NODES} values; use fewer aliases"),
             });
         }
         if let Kind::Map(entries) = &mut node.kind {
@@ -210,12 +185,9 @@ impl Builder {
                             Kind::List(_) | Kind::Map(_) => (None, false, pos),
                         });
                     }
-                    Some((key, plain, key_pos)) => entries.push(Entry {
-                        merged: plain && key.as_deref() == Some("<<"),
-                        key,
-                        key_pos,
-                        value: node,
-                    }),
+                    Some((key, plain, key_pos)) => {
+                        entries.push(Entry { merged: plain && key.as_deref() == Some("<<"), key, key_pos, value: node })
+                    }
                 },
                 Kind::Scalar { .. } => {}
             },
@@ -226,22 +198,15 @@ impl Builder {
 
 /// Replaces the merge keys of a mapping by what they bring in; keys that the mapping has itself win.
 fn merge(entries: &mut Vec<Entry>) {
-    if !entries
-        .iter()
-        .any(|entry| entry.merged && entry.key.as_deref() == Some("<<"))
-    {
+    if !entries.iter().any(|entry| entry.merged && entry.key.as_deref() == Some("<<")) {
         return;
     }
-    let (merges, mut own): (Vec<Entry>, Vec<Entry>) = std::mem::take(entries)
-        .into_iter()
-        .partition(|entry| entry.merged && entry.key.as_deref() == Some("<<"));
+    let (merges, mut own): (Vec<Entry>, Vec<Entry>) =
+        std::mem::take(entries).into_iter().partition(|entry| entry.merged && entry.key.as_deref() == Some("<<"));
     for entry in merges {
         let sources = match entry.value.kind {
             Kind::List(items) => items,
-            kind => vec![Node {
-                pos: entry.value.pos,
-                kind,
-            }],
+            kind => vec![Node { pos: entry.value.pos, kind }],
         };
         for source in sources {
             if let Kind::Map(inherited) = source.kind {
@@ -261,12 +226,7 @@ fn count(node: &Node) -> usize {
     match &node.kind {
         Kind::Scalar { .. } => 1,
         Kind::List(items) => 1 + items.iter().map(count).sum::<usize>(),
-        Kind::Map(entries) => {
-            1 + entries
-                .iter()
-                .map(|entry| 1 + count(&entry.value))
-                .sum::<usize>()
-        }
+        Kind::Map(entries) => 1 + entries.iter().map(|entry| 1 + count(&entry.value)).sum::<usize>(),
     }
 }
 
@@ -286,11 +246,7 @@ mod tests {
                 "{{{}}}",
                 entries
                     .iter()
-                    .map(|entry| format!(
-                        "{}={}",
-                        entry.key.as_deref().unwrap_or("?"),
-                        show(&entry.value)
-                    ))
+                    .map(|entry| format!("{}={}", entry.key.as_deref().unwrap_or("?"), show(&entry.value)))
                     .collect::<Vec<_>>()
                     .join(" ")
             ),
@@ -314,10 +270,7 @@ mod tests {
 
     #[test]
     fn scalars_keep_their_text() {
-        assert_eq!(
-            tree("a: NO\nb: [1.10, 0123, 1e3]\ny: 'null'\n"),
-            "{a=NO@1:4 b=[1.10@2:5 0123@2:11 1e3@2:17] y=null@3:4}"
-        );
+        assert_eq!(tree("a: NO\nb: [1.10, 0123, 1e3]\ny: 'null'\n"), "{a=NO@1:4 b=[1.10@2:5 0123@2:11 1e3@2:17] y=null@3:4}");
         assert_eq!(tree("\u{feff}a: 1\n"), "{a=1@1:4}");
         assert_eq!(tree("a: !vault |\n  x\n  y\n"), "{a=x\ny\n@2:3}");
         assert_eq!(tree("{1: 2}: x\n"), "{?=x@1:9}");
@@ -338,10 +291,7 @@ mod tests {
             tree("base: &b {x: 1, y: 2}\none: {<<: *b, y: 3}\ntwo: *b\n"),
             "{base={x=1@1:14 y=2@1:20} one={y=3@2:18 x=1@1:14} two={x=1@1:14 y=2@1:20}}"
         );
-        assert_eq!(
-            tree("a: &a {x: 1}\nb: {<<: [*a, {z: 2}]}\n"),
-            "{a={x=1@1:11} b={x=1@1:11 z=2@2:18}}"
-        );
+        assert_eq!(tree("a: &a {x: 1}\nb: {<<: [*a, {z: 2}]}\n"), "{a={x=1@1:11} b={x=1@1:11 z=2@2:18}}");
     }
 
     #[test]

@@ -25,12 +25,10 @@ const HASH_BYTES: usize = 4;
 /// The component key of a model, at most 43 characters.
 #[must_use]
 pub fn component_key(served_name: &str) -> String {
-    let plain: String = served_name
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '-' | '/') { c } else { '_' })
-        .collect();
+    let plain: String = served_name.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '-' | '/') { c } else { '_' }).collect();
     let unambiguous = served_name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '/' | '.'));
-    let like_a_suffix = plain.rsplit_once('_').is_some_and(|(_, end)| end.len() == 2 * HASH_BYTES && end.bytes().all(|b| b.is_ascii_hexdigit()));
+    let like_a_suffix =
+        plain.rsplit_once('_').is_some_and(|(_, end)| end.len() == 2 * HASH_BYTES && end.bytes().all(|b| b.is_ascii_hexdigit()));
     if unambiguous && plain.len() <= LONGEST_KEY && !plain.is_empty() && !like_a_suffix {
         return plain;
     }

@@ -41,7 +41,11 @@ impl fmt::Display for LimitProblem {
 ///
 /// # Errors
 /// Every limit that is negative, zero where zero means nothing, above the offering's maximum or not a whole number.
-pub fn effective_limits(ordered: &BTreeMap<String, Decimal>, catalogue_budget: Option<Decimal>, rules: &LimitsConfig) -> Result<TeamLimits, Vec<LimitProblem>> {
+pub fn effective_limits(
+    ordered: &BTreeMap<String, Decimal>,
+    catalogue_budget: Option<Decimal>,
+    rules: &LimitsConfig,
+) -> Result<TeamLimits, Vec<LimitProblem>> {
     let mut problems = Vec::new();
     let mut checked = |name: &str, rule: &LimitRule, fallback: Option<Decimal>, zero_is_meant: bool| {
         let value = ordered.get(name).copied().or_else(|| rule.default_after(fallback))?;
@@ -75,9 +79,5 @@ pub fn effective_limits(ordered: &BTreeMap<String, Decimal>, catalogue_budget: O
     if max_budget.is_none() && problems.is_empty() && !rules.allow_unlimited {
         problems.push(LimitProblem("max_budget is missing: this offering needs a monthly budget".into()));
     }
-    if problems.is_empty() {
-        Ok(TeamLimits { max_budget, tpm_limit, rpm_limit })
-    } else {
-        Err(problems)
-    }
+    if problems.is_empty() { Ok(TeamLimits { max_budget, tpm_limit, rpm_limit }) } else { Err(problems) }
 }

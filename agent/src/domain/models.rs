@@ -53,7 +53,8 @@ impl ModelRequest {
             Self::All if orderable.is_empty() => Err(ModelProblem("no model can be ordered at the moment".into())),
             Self::All => Ok(()),
             Self::Named(names) => {
-                let unknown: BTreeSet<String> = names.iter().filter(|n| !orderable.contains(*n) && !always_included.contains(n)).cloned().collect();
+                let unknown: BTreeSet<String> =
+                    names.iter().filter(|n| !orderable.contains(*n) && !always_included.contains(n)).cloned().collect();
                 if unknown.is_empty() {
                     Ok(())
                 } else {
@@ -70,7 +71,13 @@ impl ModelRequest {
 /// `is_gone`: a catalogue that lost a line must not take a working model away. `None` where nothing was asked for: then the
 /// team keeps its list.
 #[must_use]
-pub fn resolve_models(request: &ModelRequest, orderable: &BTreeSet<String>, always_included: &[String], held: &[String], is_gone: &dyn Fn(&str) -> bool) -> Option<BTreeSet<String>> {
+pub fn resolve_models(
+    request: &ModelRequest,
+    orderable: &BTreeSet<String>,
+    always_included: &[String],
+    held: &[String],
+    is_gone: &dyn Fn(&str) -> bool,
+) -> Option<BTreeSet<String>> {
     let kept = |name: &str| held.iter().any(|h| h == name) && !is_gone(name);
     let mut models: BTreeSet<String> = match request {
         ModelRequest::Missing => return None,

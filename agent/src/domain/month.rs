@@ -135,7 +135,15 @@ mod tests {
     #[test]
     fn amounts_are_rounded_half_up_and_exact_far_beyond_floats() {
         let thousand = dec("1000");
-        for (total, expected) in [("999", "1.00"), ("1000", "1.00"), ("1500", "1.50"), ("123456", "123.46"), ("5", "0.01"), ("4", "0.00"), ("9007199254740993005", "9007199254740993.01")] {
+        for (total, expected) in [
+            ("999", "1.00"),
+            ("1000", "1.00"),
+            ("1500", "1.50"),
+            ("123456", "123.46"),
+            ("5", "0.01"),
+            ("4", "0.00"),
+            ("9007199254740993005", "9007199254740993.01"),
+        ] {
             assert_eq!(amount(dec(total), thousand).to_string(), expected, "{total}");
         }
         assert_eq!(amount(dec("1.005"), Decimal::ONE).to_string(), "1.01");

@@ -28,7 +28,9 @@ const MARK_REPAIRS: u32 = 2;
 /// # Errors
 /// Limits that cannot be served.
 pub fn wanted_access(rules: &Rules<'_>, resource: &Resource, order: Option<&Order>, held: &[String]) -> Result<Access, Obstacle> {
-    let ordered_limits = order.filter(|order| !order.limits.is_empty() && order.kind != OrderKind::Terminate).map_or(&resource.limits, |order| &order.limits);
+    let ordered_limits = order
+        .filter(|order| !order.limits.is_empty() && order.kind != OrderKind::Terminate)
+        .map_or(&resource.limits, |order| &order.limits);
     let mut limits = effective_limits(ordered_limits, rules.catalogue.max_budget, &rules.offering.limits)
         .map_err(|problems| Obstacle::Limits(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")))?;
     let mut blocked = resource.paused;
@@ -50,7 +52,9 @@ pub fn wanted_access(rules: &Rules<'_>, resource: &Resource, order: Option<&Orde
             customer: resource.customer,
         },
         limits,
-        models: resolve_models(&request, rules.catalogue.orderable(), &rules.offering.always_include, held, &|name| rules.catalogue.is_stale(name, &rules.offering.always_include)),
+        models: resolve_models(&request, rules.catalogue.orderable(), &rules.offering.always_include, held, &|name| {
+            rules.catalogue.is_stale(name, &rules.offering.always_include)
+        }),
         blocked,
         order: order.map(|order| order.uuid),
         key_in_report: rules.offering.delivery.api_key_on_old_servers == ApiKeyDelivery::Report,
@@ -62,7 +66,11 @@ fn tighter(a: &TeamLimits, b: &TeamLimits) -> TeamLimits {
     fn least<T: Ord + Copy>(a: Option<T>, b: Option<T>) -> Option<T> {
         a.into_iter().chain(b).min()
     }
-    TeamLimits { max_budget: least(a.max_budget, b.max_budget), tpm_limit: least(a.tpm_limit, b.tpm_limit), rpm_limit: least(a.rpm_limit, b.rpm_limit) }
+    TeamLimits {
+        max_budget: least(a.max_budget, b.max_budget),
+        tpm_limit: least(a.tpm_limit, b.tpm_limit),
+        rpm_limit: least(a.rpm_limit, b.rpm_limit),
+    }
 }
 
 /// What is left to do until the resource is as wanted; empty when nothing is.
@@ -84,7 +92,8 @@ pub fn plan_access(rules: &Rules<'_>, wanted: &Access, seen: &Observed) -> Resul
     let slots: Vec<Chosen<'_>> = rules.slots().iter().map(|slot| Chosen::among(&listed.stored, *slot, seen)).collect();
     if rules.custom_keys {
         let missing = slots.iter().filter(|chosen| chosen.secret.is_none());
-        let store: Vec<Action> = missing.map(|chosen| store_secret(listed, draft(rules, wanted, seen, chosen.slot, &team_models))).collect();
+        let store: Vec<Action> =
+            missing.map(|chosen| store_secret(listed, draft(rules, wanted, seen, chosen.slot, &team_models))).collect();
         if !store.is_empty() {
             return Ok(store);
         }
@@ -186,8 +195,14 @@ impl<'a> Chosen<'a> {
     fn retires(&self, key: &Key, resource: uuid::Uuid, rules: &Rules<'_>) -> bool {
         let Some(secret) = self.secret else { return false };
         let Rotation::Retiring { hash, .. } = &secret.connection.rotation else { return false };
-        let earlier = key.alias.as_deref().and_then(|alias| KeyAlias::parse(resource, alias)).is_some_and(|alias| alias.slot == self.slot && alias.number < secret.connection.number);
-        earlier && *hash == key.hash && (secret.connection.state == SecretState::Pending || self.key.is_none() || self.progress(rules) != Rotation::None)
+        let earlier = key
+            .alias
+            .as_deref()
+            .and_then(|alias| KeyAlias::parse(resource, alias))
+            .is_some_and(|alias| alias.slot == self.slot && alias.number < secret.connection.number);
+        earlier
+            && *hash == key.hash
+            && (secret.connection.state == SecretState::Pending || self.key.is_none() || self.progress(rules) != Rotation::None)
     }
 }
 
@@ -262,7 +277,8 @@ fn plan_keys(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Chose
     let stale: Vec<&Key> = seen.keys.iter().filter(ours).filter(served).filter(|key| !held(key) && !retires(key)).collect();
     // A name still held by a dead key must be free before it is used again; the others may serve until the new key works.
     let needed: Vec<String> = slots.iter().filter(|c| c.key.is_none()).filter_map(|c| c.alias(resource)).map(|a| a.to_string()).collect();
-    let (in_the_way, late): (Vec<&Key>, Vec<&Key>) = stale.into_iter().partition(|key| key.alias.as_ref().is_some_and(|a| needed.contains(a)));
+    let (in_the_way, late): (Vec<&Key>, Vec<&Key>) =
+        stale.into_iter().partition(|key| key.alias.as_ref().is_some_and(|a| needed.contains(a)));
     actions.extend(in_the_way.into_iter().map(delete));
     for chosen in slots {
         let metadata = key_metadata(wanted, chosen.slot);
@@ -353,7 +369,10 @@ fn report(rules: &Rules<'_>, wanted: &Access, models: &Models, key: Option<&Stor
     use secrecy::ExposeSecret;
     let section = |header: &str, body: String| ReportSection { header: header.into(), body };
     let currency = &rules.offering.currency;
-    let budget = wanted.limits.max_budget.map_or_else(|| "no limit".into(), |b| format!("{b} {currency} per calendar month, counted anew on the 1st (UTC)"));
+    let budget = wanted
+        .limits
+        .max_budget
+        .map_or_else(|| "no limit".into(), |b| format!("{b} {currency} per calendar month, counted anew on the 1st (UTC)"));
     let mut sections = vec![section(API, v1(rules.public_url))];
     sections.extend(rules.webui_url.map(|url| section("Chat", url.as_str().trim_end_matches('/').into())));
     sections.push(section("Models", if models.is_none() { "none".into() } else { models.as_slice().join(", ") }));
@@ -430,7 +449,9 @@ fn embedder(rules: &Rules<'_>, slot: Slot, models: &Models) -> Option<String> {
 
 /// The embedder that a connection has, while it is missed in the catalogue too short a time to be gone.
 fn missed_embedder(rules: &Rules<'_>, secret: &Stored, models: &Models) -> Option<String> {
-    let missed = |name: &&String| rules.catalogue.missing.contains_key(*name) && rules.offering.always_include.contains(name) && models.as_slice().contains(name);
+    let missed = |name: &&String| {
+        rules.catalogue.missing.contains_key(*name) && rules.offering.always_include.contains(name) && models.as_slice().contains(name)
+    };
     secret.connection.embedder.as_ref().filter(missed).cloned()
 }
 

@@ -61,7 +61,12 @@ pub(crate) fn new_options(order: &Order) -> Option<&serde_json::Map<String, serd
 }
 
 fn check_models(rules: &Rules<'_>, request: &ModelRequest) -> Vec<String> {
-    request.check(rules.catalogue.orderable(), &rules.offering.always_include).err().map(|p| format!("Models: {}.", p.0)).into_iter().collect()
+    request
+        .check(rules.catalogue.orderable(), &rules.offering.always_include)
+        .err()
+        .map(|p| format!("Models: {}.", p.0))
+        .into_iter()
+        .collect()
 }
 
 fn check_limits(rules: &Rules<'_>, limits: &waldur_client::Limits) -> Vec<String> {

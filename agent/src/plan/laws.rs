@@ -55,7 +55,12 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        Self { offering: offering(), catalogue: catalogue(), public: "https://llm.example.org".parse().unwrap(), internal: "http://litellm:4000".parse().unwrap() }
+        Self {
+            offering: offering(),
+            catalogue: catalogue(),
+            public: "https://llm.example.org".parse().unwrap(),
+            internal: "http://litellm:4000".parse().unwrap(),
+        }
     }
     fn rules(&self, custom_keys: bool, endpoints: bool, project_key: bool) -> Rules<'_> {
         Rules {
@@ -113,7 +118,13 @@ impl Peers {
     fn live(&mut self, key: &SecretString, alias: &KeyAlias, metadata: &Map<String, Value>) {
         let hash = key_hash(key);
         assert!(self.seen.keys.iter().all(|k| k.alias.as_deref() != Some(&alias.to_string())), "the alias {alias} is taken");
-        self.seen.keys.push(Key { hash, alias: Some(alias.to_string()), team_id: Some(team_id(RESOURCE)), metadata: metadata.clone(), ..Key::default() });
+        self.seen.keys.push(Key {
+            hash,
+            alias: Some(alias.to_string()),
+            team_id: Some(team_id(RESOURCE)),
+            metadata: metadata.clone(),
+            ..Key::default()
+        });
     }
 
     fn apply(&mut self, action: &Action) {
@@ -188,7 +199,13 @@ impl Peers {
             }
             Action::FreeKey { hash, .. } => {
                 let key = self.seen.keys.iter_mut().find(|key| key.hash == *hash).expect("a key to change");
-                *key = Key { hash: key.hash.clone(), alias: key.alias.clone(), team_id: key.team_id.clone(), metadata: key.metadata.clone(), ..Key::default() };
+                *key = Key {
+                    hash: key.hash.clone(),
+                    alias: key.alias.clone(),
+                    team_id: key.team_id.clone(),
+                    metadata: key.metadata.clone(),
+                    ..Key::default()
+                };
             }
             Action::ReportApiKey { alias, .. } => {
                 let known = self.seen.api_keys.as_mut().expect("a server with keys");
@@ -199,7 +216,10 @@ impl Peers {
             Action::SubmitReport(report) => self.seen.resource.report.clone_from(report),
             Action::SetBackendMetadata(metadata) => self.seen.resource.backend_metadata.clone_from(metadata),
             Action::VerifyKey { alias, .. } => {
-                assert!(self.seen.keys.iter().any(|key| key.alias.as_deref() == Some(&alias.to_string())), "{alias} is verified before it lives");
+                assert!(
+                    self.seen.keys.iter().any(|key| key.alias.as_deref() == Some(&alias.to_string())),
+                    "{alias} is verified before it lives"
+                );
             }
             Action::ReplaceKey { base, draft } => {
                 self.minted += 1;

@@ -27,17 +27,18 @@ use crate::config::OfferingConfig;
 use crate::domain::{KeyAlias, Mark, TeamLimits};
 use crate::secrets::{Broken, Connection, Listed, Rotation, Slot, Stored};
 
-pub(crate) use offering::{RETIRED, plan_retirement};
 pub(crate) use access::API;
 pub use access::{plan_access, wanted_access};
 pub(crate) use evaluate::approval;
 pub use evaluate::{Verdict, evaluate};
 pub use notes::{Note, Notes, remembered};
 pub use offering::{Finding, OfferingAction, OfferingPlan, Shop, Stage, plan_offering, removable_from, stage};
+pub(crate) use offering::{RETIRED, plan_retirement};
 pub use registration::{Difference, Registration, Registry, deployment_id, differences, plan_registration, same_price};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{
-    Amounts, Decision, Filing, Ledger, Lower, ModelTotals, Proven, TeamUse, Totals, Withheld, component_amounts, daily_amounts, decide, filing, shared_upstreams, usable_components,
+    Amounts, Decision, Filing, Ledger, Lower, ModelTotals, Proven, TeamUse, Totals, Withheld, component_amounts, daily_amounts, decide,
+    filing, shared_upstreams, usable_components,
 };
 
 /// Everything known about one resource at one moment.
@@ -164,16 +165,12 @@ impl Obstacle {
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ForeignBackend { resource, backend_id } => write!(
-                f,
-                "resource {} has the backend_id {backend_id:?}, which another agent gave it; it is left alone",
-                resource.simple()
-            ),
-            Self::ForeignTeam { resource, owner: None } => write!(
-                f,
-                "team {0} exists and is not managed by this agent; `llm-access-agent adopt {0}` takes it over",
-                resource.simple()
-            ),
+            Self::ForeignBackend { resource, backend_id } => {
+                write!(f, "resource {} has the backend_id {backend_id:?}, which another agent gave it; it is left alone", resource.simple())
+            }
+            Self::ForeignTeam { resource, owner: None } => {
+                write!(f, "team {0} exists and is not managed by this agent; `llm-access-agent adopt {0}` takes it over", resource.simple())
+            }
             Self::ForeignTeam { resource, owner: Some(owner) } => {
                 write!(f, "team {} belongs to the agent of {owner:?}; it is left alone", resource.simple())
             }
@@ -321,21 +318,40 @@ impl fmt::Display for Action {
             Self::RegisterKey { alias, .. } => write!(f, "register key {alias}"),
             Self::MintKey { draft, .. } => write!(f, "have the gateway make key {}", draft.alias),
             Self::DeleteKey { hash, alias } => {
-                write!(f, "delete key {} ({}…), which no Secret holds", alias.as_deref().unwrap_or("without alias"), hash.get(..8).unwrap_or(hash))
+                write!(
+                    f,
+                    "delete key {} ({}…), which no Secret holds",
+                    alias.as_deref().unwrap_or("without alias"),
+                    hash.get(..8).unwrap_or(hash)
+                )
             }
             Self::FreeKey { alias, bounds, .. } => {
-                write!(f, "clear what key {alias} has of its own beside its team: {}", bounds.iter().map(|bound| bound.as_str()).collect::<Vec<_>>().join(", "))
+                write!(
+                    f,
+                    "clear what key {alias} has of its own beside its team: {}",
+                    bounds.iter().map(|bound| bound.as_str()).collect::<Vec<_>>().join(", ")
+                )
             }
             Self::ReportApiKey { alias, .. } => write!(f, "report key {alias} to Waldur"),
-            Self::SetEndpoints(endpoints) => write!(f, "set endpoints {}", endpoints.iter().map(|e| e.name.as_str()).collect::<Vec<_>>().join(", ")),
+            Self::SetEndpoints(endpoints) => {
+                write!(f, "set endpoints {}", endpoints.iter().map(|e| e.name.as_str()).collect::<Vec<_>>().join(", "))
+            }
             Self::SubmitReport(_) => f.write_str("submit the report"),
             Self::SetBackendMetadata(_) => f.write_str("set backend metadata"),
             Self::VerifyKey { alias, .. } => write!(f, "verify that key {alias} works"),
-            Self::ReplaceKey { base, draft } => write!(f, "store a new {} key in Secret {} in the place of {}", draft.alias.slot.as_str(), base.connection.name, base.connection.alias),
+            Self::ReplaceKey { base, draft } => write!(
+                f,
+                "store a new {} key in Secret {} in the place of {}",
+                draft.alias.slot.as_str(),
+                base.connection.name,
+                base.connection.alias
+            ),
             Self::UpdateSecret { base, connection } => write!(f, "update Secret {} ({:?})", base.connection.name, connection.state),
             Self::DeleteSecret(stored) => write!(f, "delete Secret {}", stored.connection.name),
             Self::DeleteBrokenSecret(broken) => write!(f, "delete Secret {}, which is of no use: {}", broken.name, broken.why),
-            Self::ReplaceSecret { broken, draft } => write!(f, "store a new {} key in Secret {}: {}", draft.alias.slot.as_str(), broken.name, broken.why),
+            Self::ReplaceSecret { broken, draft } => {
+                write!(f, "store a new {} key in Secret {}: {}", draft.alias.slot.as_str(), broken.name, broken.why)
+            }
             Self::DeleteTeam(team) => write!(f, "delete team {team}"),
         }
     }

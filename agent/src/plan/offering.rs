@@ -102,7 +102,9 @@ impl fmt::Display for OfferingAction {
                 }
                 Ok(())
             }
-            Self::CreateComponent(component) => write!(f, "create component {} ({})", component.kind, component.details.name.as_deref().unwrap_or_default()),
+            Self::CreateComponent(component) => {
+                write!(f, "create component {} ({})", component.kind, component.details.name.as_deref().unwrap_or_default())
+            }
             Self::UpdateComponent { kind, change, .. } => write!(f, "change component {kind}: {}", describe_change(change)),
             Self::SetPrices { name, changes, .. } => {
                 let changes: Vec<String> = changes.iter().map(|(kind, from, to)| format!("{kind} {from} → {to}")).collect();
@@ -133,7 +135,9 @@ impl OfferingAction {
 
 fn describe_change(change: &ComponentChange) -> String {
     let number = |name: &str, value: Option<i64>| value.map(|value| format!("{name} → {value}"));
-    let bound = |name: &str, value: Option<Option<i64>>| value.map(|value| format!("{name} → {}", value.map_or_else(|| "none".into(), |value| value.to_string())));
+    let bound = |name: &str, value: Option<Option<i64>>| {
+        value.map(|value| format!("{name} → {}", value.map_or_else(|| "none".into(), |value| value.to_string())))
+    };
     let text = |name: &str, value: &Option<String>| value.as_ref().map(|value| format!("{name} → {value:?}"));
     let parts = [
         text("name", &change.name),
@@ -189,7 +193,10 @@ impl fmt::Display for Finding {
         match self {
             Self::NoSuchPlan(plan) => write!(f, "there is no plan {plan:?}, so no prices are kept there; correct offerings[].plans"),
             Self::NotOurs { kind, billing } => {
-                write!(f, "component {kind} is charged as {billing}, so somebody else made it; it is left alone. Remove it, or change its accounting type")
+                write!(
+                    f,
+                    "component {kind} is charged as {billing}, so somebody else made it; it is left alone. Remove it, or change its accounting type"
+                )
             }
             Self::Pending { kind, plan, now, then } => write!(f, "the price of {kind} on plan {plan} is {now}, and {then} from the 1st"),
             Self::Retired { kind, reason } => write!(f, "component {kind} is retired, and its removal is tried again daily: {reason}"),
@@ -258,7 +265,10 @@ impl Stage {
 pub fn plan_offering(shop: &Shop<'_>, offering: &Offering) -> Result<OfferingPlan, String> {
     let notes = Notes::read(offering);
     if let Some(owner) = notes.owner.as_ref().filter(|owner| *owner != shop.owner) {
-        return Err(format!("offering {} is kept by the agent of {owner:?}; it is left alone. Remove {KEY} from its backend_metadata to take it over", offering.uuid.simple()));
+        return Err(format!(
+            "offering {} is kept by the agent of {owner:?}; it is left alone. Remove {KEY} from its backend_metadata to take it over",
+            offering.uuid.simple()
+        ));
     }
     let mut plan = OfferingPlan::default();
     if !shop.view.readable {
@@ -326,7 +336,8 @@ pub fn plan_retirement(shop: &Shop<'_>, offering: &Offering, kind: &str) -> Vec<
     let mut actions: Vec<OfferingAction> = there.and_then(|there| retire(&notes, &[], there)).into_iter().collect();
     let price = BTreeMap::from([(kind.to_owned(), Decimal::ZERO)]);
     if there.is_some() {
-        actions.extend(offering.plans.iter().filter(|plan| !plan.archived).filter_map(|plan| set_prices(shop, offering, plan, &price, &[])));
+        actions
+            .extend(offering.plans.iter().filter(|plan| !plan.archived).filter_map(|plan| set_prices(shop, offering, plan, &price, &[])));
     }
     actions
 }
@@ -382,8 +393,13 @@ fn wanted_components(shop: &Shop<'_>) -> Vec<Wanted> {
     let unit = unit_of(settings.token_unit);
     if settings.components.contains(&Family::PerModel) {
         for model in shop.view.models.iter().filter(|model| is_callable(shop, model)) {
-            let sides = [(Direction::Input, "input", model.prices.map(|p| p.input)), (Direction::Output, "output", model.prices.and_then(|p| p.output))];
-            for (direction, side, per_token) in sides.into_iter().filter(|(direction, ..)| !model.embedding || *direction == Direction::Input) {
+            let sides = [
+                (Direction::Input, "input", model.prices.map(|p| p.input)),
+                (Direction::Output, "output", model.prices.and_then(|p| p.output)),
+            ];
+            for (direction, side, per_token) in
+                sides.into_iter().filter(|(direction, ..)| !model.embedding || *direction == Direction::Input)
+            {
                 let charged = settings.billing == Billing::PerModel;
                 let price = per_token.filter(|_| charged).map(|price| per_unit(price, settings.token_unit));
                 let (label, description) = match price {
@@ -418,7 +434,16 @@ fn wanted_components(shop: &Shop<'_>) -> Vec<Wanted> {
                 (_, true) => "Counted to inform; charged as spend.",
                 (_, false) => informs(false),
             };
-            wanted.push(Wanted { kind: kind.into(), model: None, billing: BillingType::Usage, name: name.into(), description: description.into(), unit: unit.into(), limit: None, price });
+            wanted.push(Wanted {
+                kind: kind.into(),
+                model: None,
+                billing: BillingType::Usage,
+                name: name.into(),
+                description: description.into(),
+                unit: unit.into(),
+                limit: None,
+                price,
+            });
         }
     }
     let limits = &settings.limits;
@@ -620,9 +645,18 @@ fn effective(plan: &Plan, kind: &str) -> Decimal {
     plan.future_prices.get(kind).or_else(|| plan.prices.get(kind)).copied().unwrap_or_default()
 }
 
-fn set_prices(shop: &Shop<'_>, offering: &Offering, plan: &Plan, ours: &BTreeMap<String, Decimal>, wanted: &[Wanted]) -> Option<OfferingAction> {
-    let differing: Vec<(String, Decimal, Decimal)> =
-        ours.iter().map(|(kind, price)| (kind.clone(), effective(plan, kind).normalize(), price.normalize())).filter(|(_, is, want)| is != want).collect();
+fn set_prices(
+    shop: &Shop<'_>,
+    offering: &Offering,
+    plan: &Plan,
+    ours: &BTreeMap<String, Decimal>,
+    wanted: &[Wanted],
+) -> Option<OfferingAction> {
+    let differing: Vec<(String, Decimal, Decimal)> = ours
+        .iter()
+        .map(|(kind, price)| (kind.clone(), effective(plan, kind).normalize(), price.normalize()))
+        .filter(|(_, is, want)| is != want)
+        .collect();
     if differing.is_empty() {
         return None;
     }
@@ -644,7 +678,12 @@ fn pending(plan: &Plan, ours: &BTreeMap<String, Decimal>) -> Vec<Finding> {
     let waits = |(kind, price): (&String, &Decimal)| {
         let now = plan.prices.get(kind).copied().unwrap_or_default();
         let then = plan.future_prices.get(kind).copied()?;
-        (then == *price && now != then).then(|| Finding::Pending { kind: kind.clone(), plan: plan.name.clone(), now: now.normalize(), then: then.normalize() })
+        (then == *price && now != then).then(|| Finding::Pending {
+            kind: kind.clone(),
+            plan: plan.name.clone(),
+            now: now.normalize(),
+            then: then.normalize(),
+        })
     };
     ours.iter().filter_map(waits).collect()
 }
@@ -712,7 +751,10 @@ fn choices(shop: &Shop<'_>, current: Option<&Value>) -> Vec<String> {
 fn help_text(shop: &Shop<'_>) -> String {
     let (currency, unit) = (&shop.settings.currency, shop.settings.token_unit);
     let sold = shop.view.orderable();
-    let mut text = format!("The models that the key may call. `{ALL}` stands for every model, later ones included. Prices in {currency} per {}: ", per(unit));
+    let mut text = format!(
+        "The models that the key may call. `{ALL}` stands for every model, later ones included. Prices in {currency} per {}: ",
+        per(unit)
+    );
     let lines = shop.view.models.iter().filter(|model| sold.contains(&model.served_name)).map(|model| match model.prices {
         None => format!("{} not priced yet", model.served_name),
         Some(prices) => {

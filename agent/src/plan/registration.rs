@@ -31,10 +31,7 @@ const DIGITS: u32 = 15;
 #[must_use]
 pub fn deployment_id(owner: &str, served_name: &str) -> String {
     let owner = Uuid::new_v5(&Uuid::NAMESPACE_OID, owner.as_bytes());
-    format!(
-        "{ID_PREFIX}{}",
-        Uuid::new_v5(&owner, served_name.as_bytes())
-    )
+    format!("{ID_PREFIX}{}", Uuid::new_v5(&owner, served_name.as_bytes()))
 }
 
 /// How our deployments are made.
@@ -57,18 +54,13 @@ impl Registry<'_> {
             Runtime::Tei => &self.bases.tei,
             Runtime::Cpu => &self.bases.cpu,
         };
-        let api_key = self
-            .key
-            .cloned()
-            .unwrap_or_else(|| SecretString::from(NO_KEY));
+        let api_key = self.key.cloned().unwrap_or_else(|| SecretString::from(NO_KEY));
         NewDeployment {
             key_mark: key_mark(&id, &api_key),
             id,
             model_name: model.served_name.clone(),
             upstream_model: format!("openai/{}", model.served_name),
-            api_base: template
-                .replace("{served_name}", &model.served_name)
-                .replace("{name}", &model.name),
+            api_base: template.replace("{served_name}", &model.served_name).replace("{name}", &model.name),
             api_key,
             input_cost_per_token: model.prices.map(|prices| prices.input),
             output_cost_per_token: model.prices.and_then(|prices| prices.output),
@@ -86,33 +78,16 @@ impl Registry<'_> {
     /// The model that a deployment of ours was made for; `None` for any other deployment.
     #[must_use]
     pub fn model_of<'a>(&self, seen: &'a ModelInfo) -> Option<&'a str> {
-        let id = seen
-            .id
-            .as_deref()
-            .filter(|id| seen.db_model && id.starts_with(ID_PREFIX))?;
-        let upstream = seen
-            .upstream_model
-            .as_deref()
-            .and_then(|name| name.strip_prefix("openai/"));
-        [Some(seen.model_name.as_str()), upstream]
-            .into_iter()
-            .flatten()
-            .find(|name| deployment_id(self.owner, name) == id)
+        let id = seen.id.as_deref().filter(|id| seen.db_model && id.starts_with(ID_PREFIX))?;
+        let upstream = seen.upstream_model.as_deref().and_then(|name| name.strip_prefix("openai/"));
+        [Some(seen.model_name.as_str()), upstream].into_iter().flatten().find(|name| deployment_id(self.owner, name) == id)
     }
 }
 
 /// Tells that a key was changed and gives away 32 bits of its hash, which help nobody to find it.
 fn key_mark(id: &str, key: &SecretString) -> String {
-    let digest = Sha256::new()
-        .chain_update(id)
-        .chain_update([0])
-        .chain_update(key.expose_secret())
-        .finalize();
-    digest
-        .iter()
-        .take(4)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let digest = Sha256::new().chain_update(id).chain_update([0]).chain_update(key.expose_secret()).finalize();
+    digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// One call to the gateway about a deployment of ours.
@@ -174,21 +149,14 @@ impl fmt::Display for Registration {
                     price_text(new.output_cost_per_token)
                 )
             }
-            Self::Update { model, what, .. } => write!(
-                f,
-                "change model {model} at the gateway: {}",
-                what.join(", ")
-            ),
+            Self::Update { model, what, .. } => write!(f, "change model {model} at the gateway: {}", what.join(", ")),
             Self::Delete { model, .. } => write!(f, "take model {model} out of the gateway"),
         }
     }
 }
 
 fn price_text(price: Option<Decimal>) -> String {
-    price.map_or_else(
-        || "not priced".to_owned(),
-        |price| price.normalize().to_string(),
-    )
+    price.map_or_else(|| "not priced".to_owned(), |price| price.normalize().to_string())
 }
 
 /// A difference between the gateway and the catalogue that the agent leaves to people.
@@ -249,13 +217,8 @@ impl Difference {
     }
 
     /// All those conditions.
-    pub const CONDITIONS: [&'static str; 5] = [
-        "gateway-model-missing",
-        "gateway-model-not-listed",
-        "gateway-price",
-        "gateway-shared-upstream",
-        "gateway-model-not-ours",
-    ];
+    pub const CONDITIONS: [&'static str; 5] =
+        ["gateway-model-missing", "gateway-model-not-listed", "gateway-price", "gateway-shared-upstream", "gateway-model-not-ours"];
 }
 
 impl fmt::Display for Difference {
@@ -265,17 +228,10 @@ impl fmt::Display for Difference {
                 f,
                 "model {model} is in the catalogue and not served by the gateway; register it there, or take it out of the catalogue"
             ),
-            Self::NotListed { model } => write!(
-                f,
-                "model {model} is served by the gateway and not in the catalogue, so nobody can order it"
-            ),
-            Self::Price {
-                model,
-                deployment,
-                direction,
-                gateway,
-                catalogue,
-            } => {
+            Self::NotListed { model } => {
+                write!(f, "model {model} is served by the gateway and not in the catalogue, so nobody can order it")
+            }
+            Self::Price { model, deployment, direction, gateway, catalogue } => {
                 let side = match direction {
                     Direction::Input => "input",
                     Direction::Output => "output",
@@ -293,11 +249,7 @@ impl fmt::Display for Difference {
                     "models {models} are all {upstream} upstream; the gateway counts their daily usage under one name. Give each an upstream name of its own"
                 )
             }
-            Self::NotOurs {
-                model,
-                deployments,
-                doubled,
-            } => {
+            Self::NotOurs { model, deployments, doubled } => {
                 let others = deployments.join(", ");
                 if *doubled {
                     write!(
@@ -324,39 +276,25 @@ pub fn same_price(one: Option<Decimal>, other: Option<Decimal>) -> bool {
 
 /// What is left to do until the gateway serves what the catalogue lists; empty when nothing is.
 #[must_use]
-pub fn plan_registration(
-    registry: &Registry<'_>,
-    view: &View,
-    seen: &[ModelInfo],
-) -> Vec<Registration> {
+pub fn plan_registration(registry: &Registry<'_>, view: &View, seen: &[ModelInfo]) -> Vec<Registration> {
     let mut actions = Vec::new();
     if !view.readable {
         return actions;
     }
     for model in &view.models {
         let wanted = registry.wanted(model);
-        match seen
-            .iter()
-            .find(|there| there.id.as_ref() == Some(&wanted.id))
-        {
+        match seen.iter().find(|there| there.id.as_ref() == Some(&wanted.id)) {
             // What a configuration file says cannot be changed through the API.
             Some(there) if there.db_model => actions.extend(update(&wanted, there)),
             Some(_) => {}
             // A second deployment would be served in turn with the first.
-            None if seen
-                .iter()
-                .any(|there| there.model_name == model.served_name) => {}
+            None if seen.iter().any(|there| there.model_name == model.served_name) => {}
             None => actions.push(Registration::Create(wanted)),
         }
     }
-    let gone = seen
-        .iter()
-        .filter_map(|there| Some((there.id.clone()?, registry.model_of(there)?)));
+    let gone = seen.iter().filter_map(|there| Some((there.id.clone()?, registry.model_of(there)?)));
     let gone = gone.filter(|(_, model)| view.gone.contains(*model) && view.model(model).is_none());
-    actions.extend(gone.map(|(id, model)| Registration::Delete {
-        id,
-        model: model.to_owned(),
-    }));
+    actions.extend(gone.map(|(id, model)| Registration::Delete { id, model: model.to_owned() }));
     actions
 }
 
@@ -371,11 +309,7 @@ fn update(wanted: &NewDeployment, there: &ModelInfo) -> Option<Registration> {
         differs.then(|| want.to_owned())
     };
     patch.model_name = text("name", &wanted.model_name, Some(&there.model_name));
-    patch.upstream_model = text(
-        "model",
-        &wanted.upstream_model,
-        there.upstream_model.as_deref(),
-    );
+    patch.upstream_model = text("model", &wanted.upstream_model, there.upstream_model.as_deref());
     patch.api_base = text("address", &wanted.api_base, there.api_base.as_deref());
     // A model that generates needs no mode; one that is there can only be changed.
     let mode = wanted.mode.as_deref().unwrap_or(CHAT);
@@ -386,120 +320,65 @@ fn update(wanted: &NewDeployment, there: &ModelInfo) -> Option<Registration> {
         if same_price(want, is) {
             return Change::Keep;
         }
-        what.push(format!(
-            "{name} price {} → {}",
-            price_text(is),
-            price_text(want)
-        ));
+        what.push(format!("{name} price {} → {}", price_text(is), price_text(want)));
         want.map_or(Change::Clear, Change::Set)
     };
     patch.input_cost_per_token = price("input", wanted.input_cost_per_token, there.own_input_cost);
-    patch.output_cost_per_token = price(
-        "output",
-        wanted.output_cost_per_token,
-        there.own_output_cost,
-    );
+    patch.output_cost_per_token = price("output", wanted.output_cost_per_token, there.own_output_cost);
     if there.key_mark.as_ref() != Some(&wanted.key_mark) {
         what.push("key".to_owned());
         patch.api_key = Some((wanted.api_key.clone(), wanted.key_mark.clone()));
     }
     let (id, model) = (wanted.id.clone(), wanted.model_name.clone());
-    (!what.is_empty()).then(|| Registration::Update {
-        id,
-        model,
-        patch: Box::new(patch),
-        what,
-    })
+    (!what.is_empty()).then(|| Registration::Update { id, model, patch: Box::new(patch), what })
 }
 
 /// What differs between the gateway and the catalogue, in a fixed order. `registry` is there where the agent registers
 /// models itself.
 #[must_use]
-pub fn differences(
-    registry: Option<&Registry<'_>>,
-    catalogue: &Catalogue,
-    seen: &[ModelInfo],
-) -> Vec<Difference> {
+pub fn differences(registry: Option<&Registry<'_>>, catalogue: &Catalogue, seen: &[ModelInfo]) -> Vec<Difference> {
     let mut found = BTreeSet::new();
     let mut upstreams: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     // A pattern stands for any number of names.
     for there in seen.iter().filter(|there| !there.model_name.contains('*')) {
         if let Some(upstream) = &there.upstream_model {
-            upstreams
-                .entry(upstream)
-                .or_default()
-                .insert(&there.model_name);
+            upstreams.entry(upstream).or_default().insert(&there.model_name);
         }
         let Some(model) = catalogue.model(&there.model_name) else {
-            let made_by_an_agent = there
-                .id
-                .as_deref()
-                .is_some_and(|id| id.starts_with(ID_PREFIX));
+            let made_by_an_agent = there.id.as_deref().is_some_and(|id| id.starts_with(ID_PREFIX));
             if !made_by_an_agent {
-                found.insert(Difference::NotListed {
-                    model: there.model_name.clone(),
-                });
+                found.insert(Difference::NotListed { model: there.model_name.clone() });
             }
             continue;
         };
         let sides = [
-            (
-                Direction::Input,
-                there.input_cost_per_token,
-                model.prices.map(|prices| prices.input),
-            ),
-            (
-                Direction::Output,
-                there.output_cost_per_token,
-                model.prices.and_then(|prices| prices.output),
-            ),
+            (Direction::Input, there.input_cost_per_token, model.prices.map(|prices| prices.input)),
+            (Direction::Output, there.output_cost_per_token, model.prices.and_then(|prices| prices.output)),
         ];
         for (direction, gateway, listed) in sides {
             // Without a price a call costs nothing, and the gateway shows the one like the other.
             let charged = |price: Option<Decimal>| Some(price.unwrap_or_default());
             if !same_price(charged(gateway), charged(listed)) {
                 let deployment = there.id.clone().unwrap_or_default();
-                found.insert(Difference::Price {
-                    model: model.served_name.clone(),
-                    deployment,
-                    direction,
-                    gateway,
-                    catalogue: listed,
-                });
+                found.insert(Difference::Price { model: model.served_name.clone(), deployment, direction, gateway, catalogue: listed });
             }
         }
     }
-    let shared = |names: &BTreeSet<&str>| {
-        names.len() > 1 && names.iter().any(|name| catalogue.model(name).is_some())
-    };
+    let shared = |names: &BTreeSet<&str>| names.len() > 1 && names.iter().any(|name| catalogue.model(name).is_some());
     for (upstream, names) in upstreams.into_iter().filter(|(_, names)| shared(names)) {
-        found.insert(Difference::SharedUpstream {
-            upstream: upstream.to_owned(),
-            models: names.into_iter().map(str::to_owned).collect(),
-        });
+        found.insert(Difference::SharedUpstream { upstream: upstream.to_owned(), models: names.into_iter().map(str::to_owned).collect() });
     }
     for model in &catalogue.models {
-        let serving = || {
-            seen.iter()
-                .filter(|there| there.model_name == model.served_name)
-        };
+        let serving = || seen.iter().filter(|there| there.model_name == model.served_name);
         if serving().next().is_none() {
-            found.insert(Difference::NotServed {
-                model: model.served_name.clone(),
-            });
+            found.insert(Difference::NotServed { model: model.served_name.clone() });
         }
         if let Some(registry) = registry {
-            let deployments: Vec<String> = serving()
-                .filter(|there| !registry.is_ours(there))
-                .map(|there| there.id.clone().unwrap_or_default())
-                .collect();
+            let deployments: Vec<String> =
+                serving().filter(|there| !registry.is_ours(there)).map(|there| there.id.clone().unwrap_or_default()).collect();
             if !deployments.is_empty() {
                 let doubled = serving().any(|there| registry.is_ours(there));
-                found.insert(Difference::NotOurs {
-                    model: model.served_name.clone(),
-                    deployments,
-                    doubled,
-                });
+                found.insert(Difference::NotOurs { model: model.served_name.clone(), deployments, doubled });
             }
         }
     }

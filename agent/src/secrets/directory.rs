@@ -16,10 +16,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{
-    Connection, Created, Draft, Listed, OWNER, RESOURCE, Record, SLOT, StoreError, is_dns_label,
-    owner_label, sha256, short,
-};
+use super::{Connection, Created, Draft, Listed, OWNER, RESOURCE, Record, SLOT, StoreError, is_dns_label, owner_label, sha256, short};
 
 /// No file of ours is nearly as long; a longer one under our name is somebody else's.
 const LONGEST: u64 = 1 << 20;
@@ -67,10 +64,7 @@ impl Directory {
     /// # Errors
     /// `Denied` when it cannot be made or is no folder.
     pub fn new(path: PathBuf, owner: &str) -> Result<Self, StoreError> {
-        let store = Self {
-            path,
-            owner: owner.to_owned(),
-        };
+        let store = Self { path, owner: owner.to_owned() };
         if let Some(parent) = store.path.parent() {
             fs::create_dir_all(parent).map_err(|error| store.fault("make the folder", &error))?;
         }
@@ -105,20 +99,14 @@ impl Directory {
         self.blocking(move |store| store.make(&connection)).await
     }
 
-    pub(super) async fn write(
-        &self,
-        connection: &Connection,
-        version: &Version,
-    ) -> Result<(), StoreError> {
+    pub(super) async fn write(&self, connection: &Connection, version: &Version) -> Result<(), StoreError> {
         let (connection, version) = (connection.clone(), version.clone());
-        self.blocking(move |store| store.replace(&connection, &version))
-            .await
+        self.blocking(move |store| store.replace(&connection, &version)).await
     }
 
     pub(super) async fn delete(&self, name: &str, version: &Version) -> Result<(), StoreError> {
         let (name, version) = (name.to_owned(), version.clone());
-        self.blocking(move |store| store.unlink(&name, &version))
-            .await
+        self.blocking(move |store| store.unlink(&name, &version)).await
     }
 
     pub(super) async fn check(&self) -> Result<String, StoreError> {
@@ -126,15 +114,10 @@ impl Directory {
             let listed = store.list(None)?;
             let probe = store.passing("check", b"")?;
             drop(probe);
-            let mode = fs::metadata(&store.path)
-                .map_err(|error| store.fault("look at the folder", &error))?
-                .mode();
+            let mode = fs::metadata(&store.path).map_err(|error| store.fault("look at the folder", &error))?.mode();
             let advice = match mode & 0o077 {
                 0 => String::new(),
-                _ => format!(
-                    "; others may enter it (mode {:04o}): chmod 700 it",
-                    mode & 0o7777
-                ),
+                _ => format!("; others may enter it (mode {:04o}): chmod 700 it", mode & 0o7777),
             };
             Ok(format!(
                 "{} Secrets of {} in {}, which can be written{advice}",
@@ -155,13 +138,7 @@ impl Directory {
         let object = format!("folder {}", self.path.display());
         tokio::task::spawn_blocking(move || work(&store))
             .await
-            .unwrap_or_else(|error| {
-                Err(StoreError::Transient {
-                    object,
-                    why: error.to_string(),
-                    retry_after: None,
-                })
-            })
+            .unwrap_or_else(|error| Err(StoreError::Transient { object, why: error.to_string(), retry_after: None }))
     }
 
     // ---- reading ----
@@ -216,12 +193,8 @@ impl Directory {
     /// destroyed is still known.
     fn parse(&self, name: &str, content: &SecretString) -> Option<Record> {
         let mut lines = content.expose_secret().lines();
-        let signature: BTreeMap<&str, &str> = lines
-            .next()?
-            .strip_prefix(SIGNATURE)?
-            .split(' ')
-            .filter_map(|part| part.split_once('='))
-            .collect();
+        let signature: BTreeMap<&str, &str> =
+            lines.next()?.strip_prefix(SIGNATURE)?.split(' ').filter_map(|part| part.split_once('=')).collect();
         if *signature.get("owner")? != owner_label(&self.owner) {
             return None;
         }
@@ -270,9 +243,7 @@ impl Directory {
             digest: sha256(content.expose_secret().as_bytes()),
             created: header.created,
             others,
-            resource: labels
-                .get(RESOURCE)
-                .and_then(|text| Uuid::parse_str(text).ok()),
+            resource: labels.get(RESOURCE).and_then(|text| Uuid::parse_str(text).ok()),
         };
         Some(Record {
             name: name.to_owned(),
@@ -287,20 +258,10 @@ impl Directory {
 
     // ---- writing ----
 
-    fn render(
-        &self,
-        connection: &Connection,
-        created: Option<Timestamp>,
-        others: &[SecretString],
-    ) -> Result<SecretString, StoreError> {
+    fn render(&self, connection: &Connection, created: Option<Timestamp>, others: &[SecretString]) -> Result<SecretString, StoreError> {
         let draft = Draft::new(connection, &self.owner);
         let label = |key: &str| draft.labels.get(key).cloned().unwrap_or_default();
-        let signature = format!(
-            "{SIGNATURE}owner={} resource={} slot={}",
-            label(OWNER),
-            label(RESOURCE),
-            label(SLOT)
-        );
+        let signature = format!("{SIGNATURE}owner={} resource={} slot={}", label(OWNER), label(RESOURCE), label(SLOT));
         let header = Header {
             format: 1,
             created,
@@ -308,10 +269,8 @@ impl Directory {
             annotations: draft.annotations,
             variables: draft.data.keys().cloned().collect(),
         };
-        let header = serde_json::to_string(&header).map_err(|error| StoreError::Invalid {
-            object: format!("Secret {}", connection.name),
-            why: error.to_string(),
-        })?;
+        let header = serde_json::to_string(&header)
+            .map_err(|error| StoreError::Invalid { object: format!("Secret {}", connection.name), why: error.to_string() })?;
         let mut text = format!("{signature}\n{WORD}\n# {header}\n");
         for (name, value) in &draft.data {
             text.push_str(name);
@@ -341,19 +300,12 @@ impl Directory {
         let passing = self.passing(name, b"")?;
         let created = passing.made_at();
         let content = self.render(connection, created, &[])?;
-        passing
-            .fill(content.expose_secret().as_bytes())
-            .map_err(|error| self.fault("write", &error))?;
+        passing.fill(content.expose_secret().as_bytes()).map_err(|error| self.fault("write", &error))?;
         // Unlike a rename, a link never replaces what is there.
         match fs::hard_link(&passing.path, self.file(name)) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(Created::Exists),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::Unsupported | ErrorKind::PermissionDenied
-                ) =>
-            {
+            Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
                 return Err(StoreError::Denied {
                     object: format!("folder {}", self.path.display()),
                     why: format!("files cannot be linked there: {error}"),
@@ -380,8 +332,7 @@ impl Directory {
             Some(now) => self.same(name, &now, version)?,
         }
         let mut passing = self.passing(name, bytes)?;
-        fs::rename(&passing.path, self.file(name))
-            .map_err(|error| self.not_placed(name, &error))?;
+        fs::rename(&passing.path, self.file(name)).map_err(|error| self.not_placed(name, &error))?;
         passing.placed = true;
         self.sync()?;
         drop(lock);
@@ -409,9 +360,7 @@ impl Directory {
         }
         match self.parse(name, now) {
             Some(_) => Err(changed(name, "somebody wrote to it meanwhile")),
-            None => Err(StoreError::Foreign {
-                name: name.to_owned(),
-            }),
+            None => Err(StoreError::Foreign { name: name.to_owned() }),
         }
     }
 
@@ -426,8 +375,7 @@ impl Directory {
             .mode(0o600)
             .open(&path)
             .map_err(|error| self.fault(&format!("open {}", path.display()), &error))?;
-        file.lock()
-            .map_err(|error| self.fault(&format!("lock {}", path.display()), &error))?;
+        file.lock().map_err(|error| self.fault(&format!("lock {}", path.display()), &error))?;
         Ok(file)
     }
 
@@ -439,17 +387,8 @@ impl Directory {
         getrandom::fill(&mut random).map_err(|error| fault(&error.into()))?;
         let number = u64::from_le_bytes(random);
         let path = self.path.join(format!("{PASSING}{name}-{number:016x}"));
-        let file = OpenOptions::new()
-            .create_new(true)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| fault(&error))?;
-        let passing = Passing {
-            path,
-            file,
-            placed: false,
-        };
+        let file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path).map_err(|error| fault(&error))?;
+        let passing = Passing { path, file, placed: false };
         // Held as long as we live: whoever gets this lock may sweep the file away.
         passing.file.lock().map_err(|error| fault(&error))?;
         if !content.is_empty() {
@@ -486,9 +425,7 @@ impl Directory {
     }
 
     fn sync(&self) -> Result<(), StoreError> {
-        File::open(&self.path)
-            .and_then(|folder| folder.sync_all())
-            .map_err(|error| self.fault("flush the folder", &error))
+        File::open(&self.path).and_then(|folder| folder.sync_all()).map_err(|error| self.fault("flush the folder", &error))
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -499,32 +436,16 @@ impl Directory {
         let object = format!("folder {}", self.path.display());
         let why = format!("cannot {what}: {error}");
         let cure = match error.kind() {
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                "give the agent's user write access to it"
-            }
-            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
-                "make the folder, or correct secrets.path"
-            }
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "give the agent's user write access to it",
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "make the folder, or correct secrets.path",
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-                return StoreError::Transient {
-                    object,
-                    why: format!("{why}; free some space"),
-                    retry_after: None,
-                };
+                return StoreError::Transient { object, why: format!("{why}; free some space"), retry_after: None };
             }
             _ => {
-                return StoreError::Transient {
-                    object,
-                    why,
-                    retry_after: None,
-                };
+                return StoreError::Transient { object, why, retry_after: None };
             }
         };
-        StoreError::Denied {
-            object,
-            why,
-            cure: cure.to_owned(),
-        }
+        StoreError::Denied { object, why, cure: cure.to_owned() }
     }
 }
 
@@ -557,8 +478,5 @@ impl Drop for Passing {
 }
 
 fn changed(name: &str, why: &str) -> StoreError {
-    StoreError::Conflict {
-        object: format!("Secret {name}"),
-        why: format!("{why}; it is read again"),
-    }
+    StoreError::Conflict { object: format!("Secret {name}"), why: format!("{why}; it is read again") }
 }

@@ -6,10 +6,7 @@ use futures::future::try_join_all;
 use llm_access_k8s::{Error, Secrets};
 use uuid::Uuid;
 
-use super::{
-    AGENT, Connection, Created, Draft, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot,
-    StoreError, Version, owner_label,
-};
+use super::{AGENT, Connection, Created, Draft, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError, Version, owner_label};
 use crate::config::ChatNamespaces;
 
 /// Which Secrets go where. Namespaces come from the configuration alone, never from a name that a customer chose.
@@ -50,22 +47,14 @@ impl Kubernetes {
     /// Over a client that is connected already.
     #[must_use]
     pub fn new(api: Secrets, owner: &str, namespaces: Namespaces) -> Self {
-        Self {
-            api,
-            owner: owner.to_owned(),
-            namespaces,
-        }
+        Self { api, owner: owner.to_owned(), namespaces }
     }
 
     pub(super) async fn list_all(&self) -> Result<Listed, StoreError> {
         self.list(self.namespaces.all(), None).await
     }
 
-    pub(super) async fn of_resource(
-        &self,
-        resource: Uuid,
-        project: Option<Uuid>,
-    ) -> Result<Listed, StoreError> {
+    pub(super) async fn of_resource(&self, resource: Uuid, project: Option<Uuid>) -> Result<Listed, StoreError> {
         // A project that lost its namespace in the configuration may still have a Secret in any of them.
         let places = match self.namespaces.chat(project) {
             Some(chat) => BTreeSet::from([chat, self.namespaces.keys.as_str()]),
@@ -74,22 +63,13 @@ impl Kubernetes {
         self.list(places, Some(resource)).await
     }
 
-    async fn list(
-        &self,
-        namespaces: BTreeSet<&str>,
-        resource: Option<Uuid>,
-    ) -> Result<Listed, StoreError> {
-        let mut selector = BTreeMap::from([
-            (MANAGED_BY.to_owned(), AGENT.to_owned()),
-            (OWNER.to_owned(), owner_label(&self.owner)),
-        ]);
+    async fn list(&self, namespaces: BTreeSet<&str>, resource: Option<Uuid>) -> Result<Listed, StoreError> {
+        let mut selector = BTreeMap::from([(MANAGED_BY.to_owned(), AGENT.to_owned()), (OWNER.to_owned(), owner_label(&self.owner))]);
         if let Some(resource) = resource {
             selector.insert(RESOURCE.to_owned(), resource.simple().to_string());
         }
         let selector = &selector;
-        let pages = namespaces
-            .into_iter()
-            .map(|namespace| self.api.list(namespace, selector));
+        let pages = namespaces.into_iter().map(|namespace| self.api.list(namespace, selector));
         let mut listed = Listed::default();
         for stored in try_join_all(pages).await?.into_iter().flatten() {
             let record = Record {
@@ -110,10 +90,9 @@ impl Kubernetes {
         let namespace = match connection.slot {
             Slot::Project => &self.namespaces.keys,
             Slot::Chat => self.namespaces.chat(connection.project).ok_or_else(|| {
-                let project = connection.project.map_or_else(
-                    || "a resource without a project".to_owned(),
-                    |project| format!("project {}", project.simple()),
-                );
+                let project = connection
+                    .project
+                    .map_or_else(|| "a resource without a project".to_owned(), |project| format!("project {}", project.simple()));
                 StoreError::Denied {
                     object: format!("Secret {}", connection.name),
                     why: format!("no namespace is configured for {project}"),
@@ -127,19 +106,11 @@ impl Kubernetes {
         }
     }
 
-    pub(super) async fn apply(
-        &self,
-        connection: &Connection,
-        base: &llm_access_k8s::Stored,
-    ) -> Result<(), StoreError> {
+    pub(super) async fn apply(&self, connection: &Connection, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
         Ok(self.api.apply(base, &self.draft(connection)).await?)
     }
 
-    pub(super) async fn overwrite(
-        &self,
-        connection: &Connection,
-        base: &llm_access_k8s::Stored,
-    ) -> Result<(), StoreError> {
+    pub(super) async fn overwrite(&self, connection: &Connection, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
         Ok(self.api.overwrite(base, &self.draft(connection)).await?)
     }
 
@@ -163,60 +134,28 @@ impl Kubernetes {
 
     fn draft(&self, connection: &Connection) -> llm_access_k8s::Draft {
         let draft = Draft::new(connection, &self.owner);
-        llm_access_k8s::Draft {
-            name: connection.name.clone(),
-            labels: draft.labels,
-            annotations: draft.annotations,
-            data: draft.data,
-        }
+        llm_access_k8s::Draft { name: connection.name.clone(), labels: draft.labels, annotations: draft.annotations, data: draft.data }
     }
 }
 
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
         match error {
-            Error::Transient {
-                what,
-                why,
-                retry_after,
-                ..
-            } => Self::Transient {
+            Error::Transient { what, why, retry_after, .. } => Self::Transient { object: what, why, retry_after },
+            Error::Denied { what, why, remedy } => Self::Denied { object: what, why, cure: remedy },
+            Error::NotFound { what, namespace, why } => Self::Denied {
                 object: what,
                 why,
-                retry_after,
-            },
-            Error::Denied { what, why, remedy } => Self::Denied {
-                object: what,
-                why,
-                cure: remedy,
-            },
-            Error::NotFound {
-                what,
-                namespace,
-                why,
-            } => Self::Denied {
-                object: what,
-                why,
-                cure: format!(
-                    "create namespace {namespace}, or correct secrets.chat_namespace or secrets.key_namespace"
-                ),
+                cure: format!("create namespace {namespace}, or correct secrets.chat_namespace or secrets.key_namespace"),
             },
             Error::Settings { why } => Self::Denied {
                 object: "the Kubernetes API".to_owned(),
                 why,
-                cure: "set secrets.kubeconfig and secrets.context, or run in a pod with a service account"
-                    .to_owned(),
+                cure: "set secrets.kubeconfig and secrets.context, or run in a pod with a service account".to_owned(),
             },
-            Error::Conflict {
-                what,
-                why,
-                managers,
-            } => {
+            Error::Conflict { what, why, managers } => {
                 if managers.is_empty() {
-                    return Self::Conflict {
-                        object: what,
-                        why: format!("{why}; it is read again"),
-                    };
+                    return Self::Conflict { object: what, why: format!("{why}; it is read again") };
                 }
                 Self::Taken {
                     object: what,

@@ -69,9 +69,7 @@ impl Slot {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        [Self::Project, Self::Chat]
-            .into_iter()
-            .find(|slot| slot.as_str() == text)
+        [Self::Project, Self::Chat].into_iter().find(|slot| slot.as_str() == text)
     }
 
     /// The variables that carry the key.
@@ -101,9 +99,7 @@ impl SecretState {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        [Self::Pending, Self::Ready]
-            .into_iter()
-            .find(|state| state.as_str() == text)
+        [Self::Pending, Self::Ready].into_iter().find(|state| state.as_str() == text)
     }
 }
 
@@ -131,10 +127,7 @@ impl Rotation {
     fn annotations(&self, number: u32) -> Vec<(&'static str, String)> {
         match self {
             Self::None => Vec::new(),
-            Self::Wanted { at_once } => vec![(
-                ROTATE,
-                format!("{}:{number}", if *at_once { "now" } else { "grace" }),
-            )],
+            Self::Wanted { at_once } => vec![(ROTATE, format!("{}:{number}", if *at_once { "now" } else { "grace" }))],
             Self::Retiring { hash, until } => {
                 let mut pairs = vec![(RETIRING, hash.clone())];
                 pairs.extend(until.map(|until| (RETIRING_UNTIL, until.to_string())));
@@ -152,14 +145,8 @@ impl Rotation {
             _ => {}
         }
         match (hash, until.map(str::parse::<Timestamp>)) {
-            (Some(hash), None) => Self::Retiring {
-                hash: hash.to_owned(),
-                until: None,
-            },
-            (Some(hash), Some(Ok(until))) => Self::Retiring {
-                hash: hash.to_owned(),
-                until: Some(until),
-            },
+            (Some(hash), None) => Self::Retiring { hash: hash.to_owned(), until: None },
+            (Some(hash), Some(Ok(until))) => Self::Retiring { hash: hash.to_owned(), until: Some(until) },
             _ => Self::None,
         }
     }
@@ -201,22 +188,7 @@ pub struct Connection {
 impl PartialEq for Connection {
     fn eq(&self, other: &Self) -> bool {
         // Taken apart so that a field which is added later cannot be forgotten here.
-        let Self {
-            slot,
-            resource,
-            offering,
-            project,
-            name,
-            alias,
-            number,
-            state,
-            key,
-            base_url,
-            models,
-            embedder,
-            order,
-            rotation,
-        } = self;
+        let Self { slot, resource, offering, project, name, alias, number, state, key, base_url, models, embedder, order, rotation } = self;
         *slot == other.slot
             && *resource == other.resource
             && *offering == other.offering
@@ -247,18 +219,10 @@ impl Connection {
         let url = self.base_url.trim_end_matches('/').to_owned();
         let key = self.key.expose_secret().to_owned();
         let pairs: Vec<(&str, String)> = match self.slot {
-            Slot::Project => vec![
-                ("OPENAI_API_KEY", key),
-                ("OPENAI_BASE_URL", url),
-                ("OPENAI_MODELS", self.models.join(",")),
-            ],
+            Slot::Project => vec![("OPENAI_API_KEY", key), ("OPENAI_BASE_URL", url), ("OPENAI_MODELS", self.models.join(","))],
             Slot::Chat => {
                 // An embedding model in the list of models to talk to would only fail.
-                let talk: Vec<&String> = self
-                    .models
-                    .iter()
-                    .filter(|model| Some(*model) != self.embedder.as_ref())
-                    .collect();
+                let talk: Vec<&String> = self.models.iter().filter(|model| Some(*model) != self.embedder.as_ref()).collect();
                 // No model ids would mean all that the gateway lists, so an empty connection is switched off.
                 let config = json!({"0": {
                     "enable": !talk.is_empty(),
@@ -286,47 +250,28 @@ impl Connection {
                 pairs
             }
         };
-        pairs
-            .into_iter()
-            .filter(|(_, value)| !value.is_empty())
-            .map(|(name, value)| (name.to_owned(), SecretString::from(value)))
-            .collect()
+        pairs.into_iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (name.to_owned(), SecretString::from(value))).collect()
     }
 
     /// Why this connection must not be written, or nothing.
     fn fault(&self) -> Option<String> {
         // Open WebUI splits keys and addresses at semicolons, an env file at line ends.
-        let unfit = |text: &str| {
-            text.is_empty()
-                || text
-                    .chars()
-                    .any(|c| c.is_control() || c.is_whitespace() || c == ';')
-        };
+        let unfit = |text: &str| text.is_empty() || text.chars().any(|c| c.is_control() || c.is_whitespace() || c == ';');
         if !is_dns_label(&self.name) {
             return Some(format!("{:?} is no legal name for a Secret", self.name));
         }
         if unfit(self.key.expose_secret()) {
-            return Some(
-                "the key is empty, or holds a space, a line end, a control character or a semicolon"
-                    .to_owned(),
-            );
+            return Some("the key is empty, or holds a space, a line end, a control character or a semicolon".to_owned());
         }
         if unfit(&self.base_url) {
-            return Some(format!(
-                "the address {:?} is empty, or holds a space, a control character or a semicolon",
-                self.base_url
-            ));
+            return Some(format!("the address {:?} is empty, or holds a space, a control character or a semicolon", self.base_url));
         }
-        let odd = |name: &&String| {
-            name.trim().is_empty() || name.contains(',') || name.chars().any(char::is_control)
-        };
+        let odd = |name: &&String| name.trim().is_empty() || name.contains(',') || name.chars().any(char::is_control);
         self.models
             .iter()
             .chain(&self.embedder)
             .find(odd)
-            .map(|name| {
-                format!("the model name {name:?} is empty, or holds a comma or a control character")
-            })
+            .map(|name| format!("the model name {name:?} is empty, or holds a comma or a control character"))
     }
 }
 
@@ -475,11 +420,7 @@ impl SecretStore {
     ///
     /// # Errors
     /// `Transient` or `Denied`.
-    pub async fn of_resource(
-        &self,
-        resource: Uuid,
-        project: Option<Uuid>,
-    ) -> Result<Listed, StoreError> {
+    pub async fn of_resource(&self, resource: Uuid, project: Option<Uuid>) -> Result<Listed, StoreError> {
         match self {
             Self::Directory(store) => store.of_resource(resource).await,
             Self::Kubernetes(store) => store.of_resource(resource, project).await,
@@ -507,12 +448,8 @@ impl SecretStore {
         let connection = renamed(connection, &stored.connection.name);
         sound(&connection)?;
         match (self, &stored.version) {
-            (Self::Directory(store), Version::File(version)) => {
-                store.write(&connection, version).await
-            }
-            (Self::Kubernetes(store), Version::Kubernetes(base)) => {
-                store.apply(&connection, base).await
-            }
+            (Self::Directory(store), Version::File(version)) => store.write(&connection, version).await,
+            (Self::Kubernetes(store), Version::Kubernetes(base)) => store.apply(&connection, base).await,
             _ => Err(other_store(&connection.name)),
         }
     }
@@ -521,20 +458,12 @@ impl SecretStore {
     ///
     /// # Errors
     /// `Conflict` when somebody wrote since it was read.
-    pub async fn replace_broken(
-        &self,
-        broken: &Broken,
-        connection: &Connection,
-    ) -> Result<(), StoreError> {
+    pub async fn replace_broken(&self, broken: &Broken, connection: &Connection) -> Result<(), StoreError> {
         let connection = renamed(connection, &broken.name);
         sound(&connection)?;
         match (self, &broken.version) {
-            (Self::Directory(store), Version::File(version)) => {
-                store.write(&connection, version).await
-            }
-            (Self::Kubernetes(store), Version::Kubernetes(base)) => {
-                store.overwrite(&connection, base).await
-            }
+            (Self::Directory(store), Version::File(version)) => store.write(&connection, version).await,
+            (Self::Kubernetes(store), Version::Kubernetes(base)) => store.overwrite(&connection, base).await,
             _ => Err(other_store(&connection.name)),
         }
     }
@@ -576,27 +505,18 @@ impl SecretStore {
 }
 
 fn renamed(connection: &Connection, name: &str) -> Connection {
-    Connection {
-        name: name.to_owned(),
-        ..connection.clone()
-    }
+    Connection { name: name.to_owned(), ..connection.clone() }
 }
 
 fn sound(connection: &Connection) -> Result<(), StoreError> {
     match connection.fault() {
         None => Ok(()),
-        Some(why) => Err(StoreError::Invalid {
-            object: format!("Secret {}", connection.name),
-            why,
-        }),
+        Some(why) => Err(StoreError::Invalid { object: format!("Secret {}", connection.name), why }),
     }
 }
 
 fn other_store(name: &str) -> StoreError {
-    StoreError::Conflict {
-        object: format!("Secret {name}"),
-        why: "it was read from another store".to_owned(),
-    }
+    StoreError::Conflict { object: format!("Secret {name}"), why: "it was read from another store".to_owned() }
 }
 
 /// The name of a Secret: `llm-key-<slug>-<uuid8>` or `llm-webui-<slug>-<uuid8>`, whatever the slug holds: at most 63 of
@@ -640,9 +560,7 @@ fn owner_label(owner: &str) -> String {
     let legal = bytes.len() <= 63
         && edge(bytes.first())
         && edge(bytes.last())
-        && bytes
-            .iter()
-            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
     // The prefix of a digest is refused as an owner of its own, so that no owner can pose as another.
     if legal && !owner.starts_with("sha256-") {
         owner.to_owned()
@@ -653,17 +571,12 @@ fn owner_label(owner: &str) -> String {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect()
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn is_dns_label(name: &str) -> bool {
     (1..=63).contains(&name.len())
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
         && !name.starts_with('-')
         && !name.ends_with('-')
 }
@@ -696,10 +609,7 @@ impl Draft {
             (SLOT, connection.slot.as_str().to_owned()),
         ];
         let mut annotations = vec![
-            (
-                KEY_SHA256,
-                sha256(connection.key.expose_secret().as_bytes()),
-            ),
+            (KEY_SHA256, sha256(connection.key.expose_secret().as_bytes())),
             (ALIAS, connection.alias.clone()),
             (NUMBER, connection.number.to_string()),
             (STATE, connection.state.as_str().to_owned()),
@@ -740,12 +650,7 @@ impl Listed {
         match record.connection() {
             Ok(connection) => {
                 let complete = record.holds(&Draft::new(&connection, owner));
-                self.stored.push(Stored {
-                    connection,
-                    complete,
-                    created: record.created,
-                    version: record.version,
-                });
+                self.stored.push(Stored { connection, complete, created: record.created, version: record.version });
             }
             Err(why) => {
                 let broken = Broken {
@@ -765,14 +670,8 @@ impl Listed {
 impl Record {
     /// What the Secret says, or why it cannot be used.
     fn connection(&self) -> Result<Connection, String> {
-        let annotation = |key: &str| {
-            self.annotations
-                .get(key)
-                .map(String::as_str)
-                .filter(|value| !value.is_empty())
-        };
-        let required =
-            |key: &str| annotation(key).ok_or_else(|| format!("annotation {key} is missing"));
+        let annotation = |key: &str| self.annotations.get(key).map(String::as_str).filter(|value| !value.is_empty());
+        let required = |key: &str| annotation(key).ok_or_else(|| format!("annotation {key} is missing"));
         let optional = |key: &str| match annotation(key) {
             None => Ok(None),
             Some(_) => self.uuid(&self.annotations, key).map(Some),
@@ -795,12 +694,7 @@ impl Record {
             models: serde_json::from_str(required(MODELS)?).map_err(|_| unreadable(MODELS))?,
             embedder: annotation(EMBEDDER).map(str::to_owned),
             order: optional(ORDER)?,
-            rotation: Rotation::parse(
-                annotation(ROTATE),
-                annotation(RETIRING),
-                annotation(RETIRING_UNTIL),
-                number,
-            ),
+            rotation: Rotation::parse(annotation(ROTATE), annotation(RETIRING), annotation(RETIRING_UNTIL), number),
         };
         match connection.fault() {
             None => Ok(connection),
@@ -811,27 +705,18 @@ impl Record {
     /// The key that we stored, proven by its digest. One that somebody else put there is never taken over: whoever may write
     /// Secrets could choose the key of a project then.
     fn key(&self, slot: Slot, digest: &str) -> Result<SecretString, String> {
-        let values = slot
-            .key_variables()
-            .iter()
-            .filter_map(|name| self.data.get(*name));
+        let values = slot.key_variables().iter().filter_map(|name| self.data.get(*name));
         for value in values {
             if sha256(value.expose_secret().as_bytes()) == digest {
                 return Ok(value.clone());
             }
         }
         let first = slot.key_variables().first().copied().unwrap_or_default();
-        Err(
-            match self
-                .data
-                .get(first)
-                .map(|value| value.expose_secret().is_empty())
-            {
-                None => format!("variable {first} is missing"),
-                Some(true) => format!("variable {first} is empty"),
-                Some(false) => format!("variable {first} does not hold the key that was stored"),
-            },
-        )
+        Err(match self.data.get(first).map(|value| value.expose_secret().is_empty()) {
+            None => format!("variable {first} is missing"),
+            Some(true) => format!("variable {first} is empty"),
+            Some(false) => format!("variable {first} does not hold the key that was stored"),
+        })
     }
 
     fn uuid(&self, from: &BTreeMap<String, String>, key: &str) -> Result<Uuid, String> {
@@ -840,24 +725,12 @@ impl Record {
     }
 
     fn holds(&self, draft: &Draft) -> bool {
-        let same = |key: &String, value: &SecretString| {
-            self.data
-                .get(key)
-                .is_some_and(|stored| stored.expose_secret() == value.expose_secret())
-        };
+        let same =
+            |key: &String, value: &SecretString| self.data.get(key).is_some_and(|stored| stored.expose_secret() == value.expose_secret());
         draft.data.iter().all(|(key, value)| same(key, value))
-            && draft
-                .labels
-                .iter()
-                .all(|(key, value)| self.labels.get(key) == Some(value))
-            && draft
-                .annotations
-                .iter()
-                .all(|(key, value)| self.annotations.get(key) == Some(value))
-            && self
-                .owned
-                .iter()
-                .all(|key| draft.data.contains_key(key) || !self.data.contains_key(key))
+            && draft.labels.iter().all(|(key, value)| self.labels.get(key) == Some(value))
+            && draft.annotations.iter().all(|(key, value)| self.annotations.get(key) == Some(value))
+            && self.owned.iter().all(|key| draft.data.contains_key(key) || !self.data.contains_key(key))
     }
 }
 

@@ -56,46 +56,23 @@ enum Place {
 async fn folder() -> World {
     let dir = tempfile::tempdir().unwrap();
     let store = Directory::new(dir.path().join("secrets"), "icarus").unwrap();
-    World {
-        store: SecretStore::Directory(store),
-        place: Place::Folder(dir),
-    }
+    World { store: SecretStore::Directory(store), place: Place::Folder(dir) }
 }
 
 async fn kubernetes(kube: &Kube, owner: &str, chat: ChatNamespaces, keys: &str) -> SecretStore {
-    rustls::crypto::aws_lc_rs::default_provider()
-        .install_default()
-        .ok();
-    let api = Secrets::connect(llm_access_k8s::Settings {
-        api_url: Some(kube.url()),
-        ..llm_access_k8s::Settings::default()
-    })
-    .await
-    .unwrap();
-    let namespaces = Namespaces {
-        chat,
-        keys: keys.to_owned(),
-    };
+    rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
+    let api =
+        Secrets::connect(llm_access_k8s::Settings { api_url: Some(kube.url()), ..llm_access_k8s::Settings::default() }).await.unwrap();
+    let namespaces = Namespaces { chat, keys: keys.to_owned() };
     SecretStore::Kubernetes(Kubernetes::new(api, owner, namespaces))
 }
 
 async fn cluster() -> World {
-    let kube = Kube::start(SimClock::real(), Faults::new(), None)
-        .await
-        .unwrap();
+    let kube = Kube::start(SimClock::real(), Faults::new(), None).await.unwrap();
     kube.add_namespace("chat");
     kube.add_namespace("keys");
-    let store = kubernetes(
-        &kube,
-        "icarus",
-        ChatNamespaces::One("chat".to_owned()),
-        "keys",
-    )
-    .await;
-    World {
-        store,
-        place: Place::Cluster(kube),
-    }
+    let store = kubernetes(&kube, "icarus", ChatNamespaces::One("chat".to_owned()), "keys").await;
+    World { store, place: Place::Cluster(kube) }
 }
 
 async fn both() -> [World; 2] {
@@ -143,11 +120,8 @@ impl World {
         match &self.place {
             Place::Folder(_) => {
                 let text = fs::read_to_string(self.path(name)).unwrap();
-                let mut lines: Vec<String> = text
-                    .lines()
-                    .filter(|line| !line.starts_with(&format!("{variable}=")))
-                    .map(str::to_owned)
-                    .collect();
+                let mut lines: Vec<String> =
+                    text.lines().filter(|line| !line.starts_with(&format!("{variable}="))).map(str::to_owned).collect();
                 lines.extend(value.map(|value| format!("{variable}={value}")));
                 fs::write(self.path(name), lines.join("\n") + "\n").unwrap();
             }
@@ -178,16 +152,8 @@ async fn what_is_stored_is_read_back() {
         for slot in [Slot::Project, Slot::Chat] {
             let wanted = connection(slot);
             assert_eq!(world.store.create(&wanted).await.unwrap(), Created::Made);
-            let listed = world
-                .store
-                .of_resource(RESOURCE_A, Some(PROJECT_A))
-                .await
-                .unwrap();
-            let stored = listed
-                .stored
-                .iter()
-                .find(|stored| stored.connection.slot == slot)
-                .unwrap();
+            let listed = world.store.of_resource(RESOURCE_A, Some(PROJECT_A)).await.unwrap();
+            let stored = listed.stored.iter().find(|stored| stored.connection.slot == slot).unwrap();
             assert_eq!(stored.connection, wanted);
             assert!(stored.complete);
             assert!(stored.created.is_some());
@@ -201,11 +167,7 @@ async fn what_is_stored_is_read_back() {
 #[test]
 fn the_variables_are_those_that_were_measured() {
     let plain = |connection: &Connection| -> Vec<String> {
-        connection
-            .variables()
-            .iter()
-            .map(|(key, value)| format!("{key}={}", value.expose_secret()))
-            .collect()
+        connection.variables().iter().map(|(key, value)| format!("{key}={}", value.expose_secret())).collect()
     };
     let mut chat = connection(Slot::Chat);
     chat.base_url.push('/');
@@ -228,19 +190,11 @@ fn the_variables_are_those_that_were_measured() {
     chat.embedder = None;
     assert!(!plain(&chat).iter().any(|line| line.starts_with("RAG_")));
     chat.models.clear();
-    assert!(
-        plain(&chat)
-            .iter()
-            .any(|line| line.contains(r#""enable":false"#))
-    );
+    assert!(plain(&chat).iter().any(|line| line.contains(r#""enable":false"#)));
     let mut project = connection(Slot::Project);
     assert_eq!(
         plain(&project),
-        [
-            format!("OPENAI_API_KEY={KEY}"),
-            "OPENAI_BASE_URL=https://llm.example.org/v1".to_owned(),
-            "OPENAI_MODELS=qwen,embed".to_owned(),
-        ]
+        [format!("OPENAI_API_KEY={KEY}"), "OPENAI_BASE_URL=https://llm.example.org/v1".to_owned(), "OPENAI_MODELS=qwen,embed".to_owned(),]
     );
     project.models.clear();
     assert_eq!(plain(&project).len(), 2, "nothing is written empty");
@@ -255,8 +209,7 @@ async fn a_create_never_overwrites_and_a_foreign_thing_is_left_alone() {
                 fs::write(world.path(&wanted.name), "OPENAI_API_KEY=theirs\n").unwrap();
             }
             Place::Cluster(kube) => kube.edit_as("helm", "keys", &wanted.name, |edit| {
-                edit.data
-                    .insert("OPENAI_API_KEY".to_owned(), "theirs".to_owned());
+                edit.data.insert("OPENAI_API_KEY".to_owned(), "theirs".to_owned());
             }),
         }
         assert_eq!(world.store.create(&wanted).await.unwrap(), Created::Exists);
@@ -271,32 +224,19 @@ async fn a_create_never_overwrites_and_a_foreign_thing_is_left_alone() {
 #[tokio::test]
 async fn two_owners_never_see_each_other() {
     let world = cluster().await;
-    let Place::Cluster(kube) = &world.place else {
-        panic!()
-    };
-    world
-        .store
-        .create(&connection(Slot::Project))
-        .await
-        .unwrap();
+    let Place::Cluster(kube) = &world.place else { panic!() };
+    world.store.create(&connection(Slot::Project)).await.unwrap();
     for owner in ["daedalus", "Ikaros / Χ", "icarus-2"] {
         let other = kubernetes(kube, owner, ChatNamespaces::One("chat".to_owned()), "keys").await;
         assert!(other.list_all().await.unwrap().stored.is_empty());
     }
     let world = folder().await;
-    world
-        .store
-        .create(&connection(Slot::Project))
-        .await
-        .unwrap();
+    world.store.create(&connection(Slot::Project)).await.unwrap();
     let path = world.path("x").parent().unwrap().to_owned();
     let other = SecretStore::Directory(Directory::new(path, "daedalus").unwrap());
     let listed = other.list_all().await.unwrap();
     assert!(listed.stored.is_empty() && listed.broken.is_empty());
-    assert_eq!(
-        other.create(&connection(Slot::Project)).await.unwrap(),
-        Created::Exists
-    );
+    assert_eq!(other.create(&connection(Slot::Project)).await.unwrap(), Created::Exists);
 }
 
 #[tokio::test]
@@ -320,49 +260,32 @@ async fn an_update_follows_and_keeps_what_others_added() {
         };
         world.store.update(&stored, &next).await.unwrap();
         let now = world.one().await;
-        assert_eq!(
-            now.connection,
-            Connection {
-                name: first.name.clone(),
-                ..next
-            }
-        );
+        assert_eq!(now.connection, Connection { name: first.name.clone(), ..next });
         assert!(now.complete);
         assert_eq!(now.created, stored.created);
         let variables = world.variables(Slot::Chat, &first.name);
         assert_eq!(variables["HTTP_PROXY"], "http://proxy");
         assert_eq!(variables["OPENAI_API_KEYS"], "sk-another");
-        assert!(
-            !variables.contains_key("RAG_OPENAI_API_KEY"),
-            "an old key does not stay behind"
-        );
+        assert!(!variables.contains_key("RAG_OPENAI_API_KEY"), "an old key does not stay behind");
     }
 }
 
 #[tokio::test]
 async fn an_update_to_the_same_writes_nothing() {
     let world = cluster().await;
-    let Place::Cluster(kube) = &world.place else {
-        panic!()
-    };
+    let Place::Cluster(kube) = &world.place else { panic!() };
     let wanted = connection(Slot::Chat);
     world.store.create(&wanted).await.unwrap();
     let stored = world.one().await;
     let before = kube.secret("chat", &wanted.name).unwrap().resource_version;
     world.store.update(&stored, &wanted).await.unwrap();
-    assert_eq!(
-        kube.secret("chat", &wanted.name).unwrap().resource_version,
-        before
-    );
+    assert_eq!(kube.secret("chat", &wanted.name).unwrap().resource_version, before);
     let world = folder().await;
     world.store.create(&wanted).await.unwrap();
     let stored = world.one().await;
     let before = fs::metadata(world.path(&wanted.name)).unwrap().ino();
     world.store.update(&stored, &wanted).await.unwrap();
-    assert_eq!(
-        fs::metadata(world.path(&wanted.name)).unwrap().ino(),
-        before
-    );
+    assert_eq!(fs::metadata(world.path(&wanted.name)).unwrap().ino(), before);
 }
 
 #[tokio::test]
@@ -375,22 +298,13 @@ async fn of_two_writers_one_wins() {
         assert_eq!(outcomes, [Created::Made, Created::Exists]);
 
         let stored = world.one().await;
-        let change = |n: u32| Connection {
-            number: n,
-            ..wanted.clone()
-        };
+        let change = |n: u32| Connection { number: n, ..wanted.clone() };
         let (first, second) = (change(2), change(3));
-        let (one, two) = tokio::join!(
-            world.store.update(&stored, &first),
-            world.store.update(&stored, &second)
-        );
+        let (one, two) = tokio::join!(world.store.update(&stored, &first), world.store.update(&stored, &second));
         let (winner, loser) = if one.is_ok() { (2, two) } else { (3, one) };
         assert!(matches!(loser.unwrap_err(), StoreError::Conflict { .. }));
         assert_eq!(world.one().await.connection.number, winner);
-        assert!(matches!(
-            world.store.delete(&stored).await.unwrap_err(),
-            StoreError::Conflict { .. }
-        ));
+        assert!(matches!(world.store.delete(&stored).await.unwrap_err(), StoreError::Conflict { .. }));
         let now = world.one().await;
         world.store.delete(&now).await.unwrap();
         world.store.delete(&now).await.unwrap();
@@ -402,11 +316,7 @@ async fn of_two_writers_one_wins() {
 
 #[tokio::test]
 async fn a_lost_or_changed_key_is_broken_and_replaced_by_another() {
-    for (variable, value) in [
-        ("OPENAI_API_KEY", None),
-        ("OPENAI_API_KEY", Some("")),
-        ("OPENAI_API_KEY", Some("sk-chosen-by-somebody")),
-    ] {
+    for (variable, value) in [("OPENAI_API_KEY", None), ("OPENAI_API_KEY", Some("")), ("OPENAI_API_KEY", Some("sk-chosen-by-somebody"))] {
         for world in both().await {
             let wanted = connection(Slot::Project);
             world.store.create(&wanted).await.unwrap();
@@ -416,11 +326,7 @@ async fn a_lost_or_changed_key_is_broken_and_replaced_by_another() {
             assert_eq!(broken.slot, Some(Slot::Project));
             assert_eq!(broken.number, Some(1));
             assert!(broken.why.contains("OPENAI_API_KEY"), "{}", broken.why);
-            let next = Connection {
-                key: "sk-fresh".into(),
-                number: 2,
-                ..wanted.clone()
-            };
+            let next = Connection { key: "sk-fresh".into(), number: 2, ..wanted.clone() };
             world.store.replace_broken(&broken, &next).await.unwrap();
             let now = world.one().await;
             assert_eq!(now.connection, next);
@@ -434,11 +340,7 @@ async fn another_variable_that_was_changed_is_incomplete_and_the_key_survives() 
     for world in both().await {
         let wanted = connection(Slot::Chat);
         world.store.create(&wanted).await.unwrap();
-        for variable in [
-            "OPENAI_API_KEYS",
-            "ENABLE_PERSISTENT_CONFIG",
-            "RAG_OPENAI_API_BASE_URL",
-        ] {
+        for variable in ["OPENAI_API_KEYS", "ENABLE_PERSISTENT_CONFIG", "RAG_OPENAI_API_BASE_URL"] {
             world.meddle(Slot::Chat, &wanted.name, variable, None);
             let stored = world.one().await;
             assert!(!stored.complete, "{variable}");
@@ -467,9 +369,7 @@ async fn a_secret_of_ours_without_its_marks_is_still_listed() {
     let world = cluster().await;
     let wanted = connection(Slot::Project);
     world.store.create(&wanted).await.unwrap();
-    let Place::Cluster(kube) = &world.place else {
-        panic!()
-    };
+    let Place::Cluster(kube) = &world.place else { panic!() };
     kube.edit_as("kubectl-edit", "keys", &wanted.name, |edit| {
         edit.annotations.clear();
         edit.labels.remove(RESOURCE);
@@ -484,72 +384,28 @@ async fn a_secret_of_ours_without_its_marks_is_still_listed() {
     let text = fs::read_to_string(world.path(&wanted.name)).unwrap();
     fs::write(world.path(&wanted.name), text.replace("# {", "# {broken")).unwrap();
     let broken = world.one_broken().await;
-    assert_eq!(
-        (broken.resource, broken.slot),
-        (Some(RESOURCE_A), Some(Slot::Project))
-    );
-    let next = Connection {
-        number: 2,
-        key: "sk-new".into(),
-        ..wanted.clone()
-    };
+    assert_eq!((broken.resource, broken.slot), (Some(RESOURCE_A), Some(Slot::Project)));
+    let next = Connection { number: 2, key: "sk-new".into(), ..wanted.clone() };
     world.store.replace_broken(&broken, &next).await.unwrap();
     assert_eq!(world.one().await.connection, next);
-    assert!(
-        !fs::read_to_string(world.path(&wanted.name))
-            .unwrap()
-            .contains("MARKER")
-    );
+    assert!(!fs::read_to_string(world.path(&wanted.name)).unwrap().contains("MARKER"));
 }
 
 #[tokio::test]
 async fn what_would_break_the_variables_is_refused() {
     let good = connection(Slot::Chat);
     let bad = [
-        Connection {
-            key: "".into(),
-            ..good.clone()
-        },
-        Connection {
-            key: "sk-a;sk-b".into(),
-            ..good.clone()
-        },
-        Connection {
-            key: "sk-a\n".into(),
-            ..good.clone()
-        },
-        Connection {
-            key: "sk-\u{7}".into(),
-            ..good.clone()
-        },
-        Connection {
-            base_url: String::new(),
-            ..good.clone()
-        },
-        Connection {
-            base_url: "https://a/v1;https://b/v1".to_owned(),
-            ..good.clone()
-        },
-        Connection {
-            base_url: "https://a/v1\nENABLE_OPENAI_API=false".to_owned(),
-            ..good.clone()
-        },
-        Connection {
-            models: vec!["a\nb".to_owned()],
-            ..good.clone()
-        },
-        Connection {
-            models: vec!["a,b".to_owned()],
-            ..good.clone()
-        },
-        Connection {
-            name: "../escape".to_owned(),
-            ..good.clone()
-        },
-        Connection {
-            name: String::new(),
-            ..good.clone()
-        },
+        Connection { key: "".into(), ..good.clone() },
+        Connection { key: "sk-a;sk-b".into(), ..good.clone() },
+        Connection { key: "sk-a\n".into(), ..good.clone() },
+        Connection { key: "sk-\u{7}".into(), ..good.clone() },
+        Connection { base_url: String::new(), ..good.clone() },
+        Connection { base_url: "https://a/v1;https://b/v1".to_owned(), ..good.clone() },
+        Connection { base_url: "https://a/v1\nENABLE_OPENAI_API=false".to_owned(), ..good.clone() },
+        Connection { models: vec!["a\nb".to_owned()], ..good.clone() },
+        Connection { models: vec!["a,b".to_owned()], ..good.clone() },
+        Connection { name: "../escape".to_owned(), ..good.clone() },
+        Connection { name: String::new(), ..good.clone() },
     ];
     for world in both().await {
         world.store.create(&good).await.unwrap();
@@ -570,25 +426,11 @@ async fn what_would_break_the_variables_is_refused() {
 #[tokio::test]
 async fn the_key_is_in_no_debug_text() {
     for world in both().await {
-        world
-            .store
-            .create(&connection(Slot::Project))
-            .await
-            .unwrap();
+        world.store.create(&connection(Slot::Project)).await.unwrap();
         let stored = world.one().await;
         assert!(!format!("{stored:?}").contains("MARKER"));
-        world.meddle(
-            Slot::Project,
-            &stored.connection.name,
-            "OPENAI_BASE_URL",
-            Some("sk-MARKER"),
-        );
-        world.meddle(
-            Slot::Project,
-            &stored.connection.name,
-            "OPENAI_API_KEY",
-            Some("sk-MARKER-2"),
-        );
+        world.meddle(Slot::Project, &stored.connection.name, "OPENAI_BASE_URL", Some("sk-MARKER"));
+        world.meddle(Slot::Project, &stored.connection.name, "OPENAI_API_KEY", Some("sk-MARKER-2"));
         let broken = world.one_broken().await;
         assert!(!format!("{broken:?}").contains("MARKER"));
     }
@@ -604,17 +446,7 @@ async fn files_and_folder_are_for_the_agent_alone() {
     assert_eq!(mode(&path), 0o600);
     assert_eq!(mode(path.parent().unwrap()), 0o700);
     let stored = world.one().await;
-    world
-        .store
-        .update(
-            &stored,
-            &Connection {
-                number: 2,
-                ..wanted.clone()
-            },
-        )
-        .await
-        .unwrap();
+    world.store.update(&stored, &Connection { number: 2, ..wanted.clone() }).await.unwrap();
     assert_eq!(mode(&path), 0o600);
     let said = world.store.check().await.unwrap();
     assert!(!said.contains("chmod"), "{said}");
@@ -656,11 +488,7 @@ async fn a_folder_that_cannot_be_used_is_named_with_the_cure() {
     fs::remove_dir_all(&folder).unwrap();
     fs::write(&folder, "a file").unwrap();
     for error in [
-        world
-            .store
-            .create(&connection(Slot::Project))
-            .await
-            .unwrap_err(),
+        world.store.create(&connection(Slot::Project)).await.unwrap_err(),
         world.store.list_all().await.unwrap_err(),
         world.store.check().await.unwrap_err(),
         Directory::new(folder.clone(), "icarus").unwrap_err(),
@@ -675,86 +503,46 @@ async fn a_folder_that_cannot_be_used_is_named_with_the_cure() {
 
 #[tokio::test]
 async fn each_project_has_its_own_namespace_and_an_unknown_one_is_an_error() {
-    let kube = Kube::start(SimClock::real(), Faults::new(), None)
-        .await
-        .unwrap();
+    let kube = Kube::start(SimClock::real(), Faults::new(), None).await.unwrap();
     for namespace in ["chat-a", "chat-b", "keys"] {
         kube.add_namespace(namespace);
     }
-    let map = BTreeMap::from([
-        (PROJECT_A, "chat-a".to_owned()),
-        (Uuid::from_u128(8), "chat-b".to_owned()),
-    ]);
+    let map = BTreeMap::from([(PROJECT_A, "chat-a".to_owned()), (Uuid::from_u128(8), "chat-b".to_owned())]);
     let store = kubernetes(&kube, "icarus", ChatNamespaces::PerProject(map), "keys").await;
     let chat = connection(Slot::Chat);
     store.create(&chat).await.unwrap();
     store.create(&connection(Slot::Project)).await.unwrap();
     assert!(kube.secret("chat-a", &chat.name).is_some());
-    let unknown = Connection {
-        project: Some(Uuid::from_u128(99)),
-        ..chat.clone()
-    };
+    let unknown = Connection { project: Some(Uuid::from_u128(99)), ..chat.clone() };
     let error = store.create(&unknown).await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }));
-    assert!(
-        error.to_string().contains("secrets.chat_namespace"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("secrets.chat_namespace"), "{error}");
     for project in [Some(PROJECT_A), Some(Uuid::from_u128(99)), None] {
-        assert_eq!(
-            store
-                .of_resource(RESOURCE_A, project)
-                .await
-                .unwrap()
-                .stored
-                .len(),
-            2
-        );
+        assert_eq!(store.of_resource(RESOURCE_A, project).await.unwrap().stored.len(), 2);
     }
 }
 
 #[tokio::test]
 async fn one_namespace_for_both_is_read_once() {
     let faults = Faults::new();
-    let kube = Kube::start(SimClock::real(), faults.clone(), None)
-        .await
-        .unwrap();
-    let store = kubernetes(
-        &kube,
-        "icarus",
-        ChatNamespaces::One("default".to_owned()),
-        "default",
-    )
-    .await;
+    let kube = Kube::start(SimClock::real(), faults.clone(), None).await.unwrap();
+    let store = kubernetes(&kube, "icarus", ChatNamespaces::One("default".to_owned()), "default").await;
     store.create(&connection(Slot::Chat)).await.unwrap();
     store.create(&connection(Slot::Project)).await.unwrap();
     faults.reset_calls();
     assert_eq!(store.list_all().await.unwrap().stored.len(), 2);
-    assert_eq!(
-        store
-            .of_resource(RESOURCE_A, Some(PROJECT_A))
-            .await
-            .unwrap()
-            .stored
-            .len(),
-        2
-    );
+    assert_eq!(store.of_resource(RESOURCE_A, Some(PROJECT_A)).await.unwrap().stored.len(), 2);
     assert_eq!(faults.count(), 2);
 }
 
 #[tokio::test]
 async fn a_check_names_what_is_missing() {
     let world = cluster().await;
-    let Place::Cluster(kube) = &world.place else {
-        panic!()
-    };
+    let Place::Cluster(kube) = &world.place else { panic!() };
     assert!(world.store.check().await.unwrap().contains("chat, keys"));
     kube.deny("patch", "secrets", "keys");
     let error = world.store.check().await.unwrap_err().to_string();
-    assert!(
-        error.contains("grant verb patch") && error.contains("namespace keys"),
-        "{error}"
-    );
+    assert!(error.contains("grant verb patch") && error.contains("namespace keys"), "{error}");
     kube.allow_all();
     kube.remove_namespace("keys");
     let error = world.store.check().await.unwrap_err().to_string();
@@ -794,19 +582,13 @@ fn names_are_readable() {
     assert_eq!(name("../../etc/passwd"), "llm-key-etc-passwd-01234567");
     assert_eq!(name("🚀 Große.Sache"), "llm-key-gro-e-sache-01234567");
     assert_eq!(name(&"a".repeat(200)).len(), 63);
-    assert_eq!(
-        secret_name(Slot::Chat, &"a-".repeat(200), RESOURCE_A).len(),
-        62
-    );
+    assert_eq!(secret_name(Slot::Chat, &"a-".repeat(200), RESOURCE_A).len(), 62);
 }
 
 #[tokio::test]
 async fn where_a_replacement_stands_is_read_back_and_a_word_about_another_key_is_none() {
     let until = "2026-11-30T10:00:00Z".parse().unwrap();
-    let retiring = |until| Rotation::Retiring {
-        hash: sha256(KEY.as_bytes()),
-        until,
-    };
+    let retiring = |until| Rotation::Retiring { hash: sha256(KEY.as_bytes()), until };
     for world in both().await {
         let first = connection(Slot::Project);
         world.store.create(&first).await.unwrap();
@@ -817,11 +599,7 @@ async fn where_a_replacement_stands_is_read_back_and_a_word_about_another_key_is
             (2, retiring(Some(until))),
             (2, Rotation::None),
         ] {
-            let next = Connection {
-                number,
-                rotation,
-                ..first.clone()
-            };
+            let next = Connection { number, rotation, ..first.clone() };
             let stored = world.one().await;
             world.store.update(&stored, &next).await.unwrap();
             let read = world.one().await;
@@ -835,8 +613,5 @@ async fn where_a_replacement_stands_is_read_back_and_a_word_about_another_key_is
         assert_eq!(parse(odd), Rotation::None, "{odd}");
     }
     // A time that cannot be read keeps no key alive.
-    assert_eq!(
-        Rotation::parse(None, Some("00"), Some("soon"), 2),
-        Rotation::None
-    );
+    assert_eq!(Rotation::parse(None, Some("00"), Some("soon"), 2), Rotation::None);
 }

@@ -35,7 +35,9 @@ impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Lag(exact) => write!(f, "lag: {} in calls of the last 30 minutes", exact.normalize()),
-            Self::LostFlush(more) if more.is_sign_negative() => write!(f, "lost flush: the log misses {} that the daily rows have", more.abs().normalize()),
+            Self::LostFlush(more) if more.is_sign_negative() => {
+                write!(f, "lost flush: the log misses {} that the daily rows have", more.abs().normalize())
+            }
             Self::LostFlush(more) => write!(f, "lost flush: the daily rows miss {} that the log has", more.normalize()),
             Self::SharedUpstream => f.write_str("shared upstream: the gateway files two public names under one"),
             Self::AfterTermination(exact) => write!(f, "after termination: {} in calls after the last report", exact.normalize()),
@@ -203,10 +205,22 @@ impl Agent {
     }
 
     #[expect(clippy::too_many_arguments, reason = "the three sources and what explains their differences")]
-    fn audit_resource(&self, seller: &super::report::Seller, resource: &Resource, daily: &BTreeMap<String, ModelTotals>, logged: &Logged, held: &BTreeMap<String, Decimal>, shared: &BTreeSet<String>, audit: &mut Audit) {
+    fn audit_resource(
+        &self,
+        seller: &super::report::Seller,
+        resource: &Resource,
+        daily: &BTreeMap<String, ModelTotals>,
+        logged: &Logged,
+        held: &BTreeMap<String, Decimal>,
+        shared: &BTreeSet<String>,
+        audit: &mut Audit,
+    ) {
         // Every model has its line, also where the offering has only components for all of them.
         let models: BTreeSet<&String> = daily.keys().chain(logged.all.keys()).collect();
-        let of_model: BTreeMap<String, &String> = models.iter().flat_map(|model| [Direction::Input, Direction::Output].map(|side| (usage_component(model, side), *model))).collect();
+        let of_model: BTreeMap<String, &String> = models
+            .iter()
+            .flat_map(|model| [Direction::Input, Direction::Output].map(|side| (usage_component(model, side), *model)))
+            .collect();
         let mut kinds: BTreeSet<String> = seller.usable.clone();
         kinds.extend(of_model.keys().cloned());
         let none = BTreeSet::new();
@@ -244,11 +258,15 @@ impl Agent {
             if let Some(waldur) = row.waldur.filter(|waldur| *waldur != row.daily) {
                 let unit = if kind == "spend" { Decimal::ONE } else { seller.token_unit };
                 // What Waldur would hold had those calls not been made.
-                let without = |less: Decimal| waldur < row.daily && waldur >= crate::domain::amount((row.daily_exact - less).max(Decimal::ZERO), unit);
+                let without = |less: Decimal| {
+                    waldur < row.daily && waldur >= crate::domain::amount((row.daily_exact - less).max(Decimal::ZERO), unit)
+                };
                 let reason = match () {
                     () if is_shared => Some(Reason::SharedUpstream),
                     () if !young.is_zero() && without(young) => Some(Reason::Lag(young)),
-                    () if resource.state == ResourceState::Terminated && !late.is_zero() && without(late) => Some(Reason::AfterTermination(late)),
+                    () if resource.state == ResourceState::Terminated && !late.is_zero() && without(late) => {
+                        Some(Reason::AfterTermination(late))
+                    }
                     () => None,
                 };
                 row.unexplained = reason.is_none();

@@ -70,12 +70,19 @@ mod tests {
     use super::*;
 
     fn team(budget: Option<&str>, spend: &str, reset: Option<&str>) -> Team {
-        Team { max_budget: budget.map(|budget| budget.parse().unwrap()), spend: spend.parse().unwrap(), budget_reset_at: reset.map(|at| at.parse().unwrap()), ..Team::default() }
+        Team {
+            max_budget: budget.map(|budget| budget.parse().unwrap()),
+            spend: spend.parse().unwrap(),
+            budget_reset_at: reset.map(|at| at.parse().unwrap()),
+            ..Team::default()
+        }
     }
 
     #[test]
     fn a_share_is_rounded_down_and_never_below_nothing() {
-        for (budget, spend, percent) in [("50", "49.999", "99"), ("50", "50", "100"), ("0.5", "0.25", "50"), ("50", "-0.0000000000000000002", "0"), ("50", "60", "120")] {
+        for (budget, spend, percent) in
+            [("50", "49.999", "99"), ("50", "50", "100"), ("0.5", "0.25", "50"), ("50", "-0.0000000000000000002", "0"), ("50", "60", "120")]
+        {
             assert_eq!(share(&team(Some(budget), spend, None)).unwrap().to_string(), percent, "{spend} of {budget}");
         }
         assert_eq!(share(&team(None, "5", None)), None);

@@ -17,7 +17,15 @@ impl Agent {
     ///
     /// The server shows no figure to read back. Each call sets totals, so that a process that knows nothing sends them once
     /// more.
-    pub(crate) async fn report_keys(&self, seller: &Seller, resource: Uuid, month: BillingMonth, used: &TeamUse, shared: &BTreeSet<String>, keys: Option<&[ApiKey]>) -> Result<(), Failure> {
+    pub(crate) async fn report_keys(
+        &self,
+        seller: &Seller,
+        resource: Uuid,
+        month: BillingMonth,
+        used: &TeamUse,
+        shared: &BTreeSet<String>,
+        keys: Option<&[ApiKey]>,
+    ) -> Result<(), Failure> {
         let possible = self.features.worth_trying(Feature::ApiKeys) && self.features.worth_trying(Feature::KeyUsage);
         if !possible || used.partial || used.keys.is_empty() || self.is_governed(seller.offering).await? {
             return Ok(());

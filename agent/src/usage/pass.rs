@@ -152,7 +152,8 @@ impl Agent {
         for offering in &self.config.offerings {
             let mut resources = self.waldur.resources(offering.uuid, &STATES).await?;
             // Another agent's resources are that agent's to bill.
-            resources.retain(|resource| resource.backend_id == team_id(resource.uuid) && pass.only.is_none_or(|only| only == resource.uuid));
+            resources
+                .retain(|resource| resource.backend_id == team_id(resource.uuid) && pass.only.is_none_or(|only| only == resource.uuid));
             if !resources.is_empty() {
                 report.resources += resources.len();
                 sellers.push((self.seller(offering.uuid).await?, resources));
@@ -204,7 +205,11 @@ impl Agent {
                 // Whether the server dates usage shows with the first figure of a past month; the others wait for it.
                 let sure = *month == current || self.features.known(Feature::DatedUsage) == Some(true);
                 let at_once = if sure { AT_ONCE } else { 1 };
-                let lines: Vec<Option<Line>> = futures::stream::iter(due).map(|due| self.report_due(seller, *month, current, due, &shared, keys.as_deref(), pass.how)).buffer_unordered(at_once).collect().await;
+                let lines: Vec<Option<Line>> = futures::stream::iter(due)
+                    .map(|due| self.report_due(seller, *month, current, due, &shared, keys.as_deref(), pass.how))
+                    .buffer_unordered(at_once)
+                    .collect()
+                    .await;
                 report.lines.extend(lines.into_iter().flatten());
             }
         }
@@ -238,7 +243,16 @@ impl Agent {
     }
 
     #[expect(clippy::too_many_arguments, reason = "what one pass has read")]
-    async fn report_due(&self, seller: &Seller, month: BillingMonth, current: BillingMonth, due: Due, shared: &BTreeSet<String>, keys: Option<&[ApiKey]>, how: How) -> Option<Line> {
+    async fn report_due(
+        &self,
+        seller: &Seller,
+        month: BillingMonth,
+        current: BillingMonth,
+        due: Due,
+        shared: &BTreeSet<String>,
+        keys: Option<&[ApiKey]>,
+        how: How,
+    ) -> Option<Line> {
         let Due { resource, amounts, used } = due;
         let id = resource.uuid;
         // Waldur files under its own now: a report that was read in one month is not sent in another. And one peer that is
@@ -275,16 +289,28 @@ impl Agent {
         match outcome {
             Ok(Outcome::State(state)) => {
                 still.push("usage-waits");
-                self.conditions.raise("usage-waits", &subject, format!("Waldur takes no usage of a resource that is {state}; it is reported when the resource is OK again"));
+                self.conditions.raise(
+                    "usage-waits",
+                    &subject,
+                    format!("Waldur takes no usage of a resource that is {state}; it is reported when the resource is OK again"),
+                );
             }
             Ok(Outcome::Waits(_)) => {
                 still.push("usage-waits");
-                self.conditions.raise("usage-waits", &subject, "this Waldur files usage under its own clock, and a month's end is near; it is reported after that");
+                self.conditions.raise(
+                    "usage-waits",
+                    &subject,
+                    "this Waldur files usage under its own clock, and a month's end is near; it is reported after that",
+                );
             }
             Ok(Outcome::Closed { why, unsent }) => {
                 still.push("usage-unreported");
                 let late = shown_changes(unsent);
-                self.conditions.raise("usage-unreported", &subject, format!("late rows of {month} are not sent: {}: {late}; {why}", id.simple()));
+                self.conditions.raise(
+                    "usage-unreported",
+                    &subject,
+                    format!("late rows of {month} are not sent: {}: {late}; {why}", id.simple()),
+                );
                 // Nothing will change about it unless the ledger does.
                 self.prove(id, month, amounts);
             }
@@ -314,7 +340,11 @@ impl Agent {
         } else {
             let some: Vec<String> = withheld.iter().take(3).map(ToString::to_string).collect();
             let more = if withheld.len() > 3 { format!(" (and {} more)", withheld.len() - 3) } else { String::new() };
-            self.conditions.raise("usage-withheld", "", format!("parts of the gateway's ledger do not add up and are not reported until they do: {}{more}", some.join("; ")));
+            self.conditions.raise(
+                "usage-withheld",
+                "",
+                format!("parts of the gateway's ledger do not add up and are not reported until they do: {}{more}", some.join("; ")),
+            );
         }
         let lost = &report.unattributed;
         metrics::gauge!("llm_access_usage_unattributed_tokens").set(tokens(lost));
@@ -322,7 +352,12 @@ impl Agent {
         if lost.prompt_tokens == 0 && lost.completion_tokens == 0 && lost.spend.is_zero() {
             self.conditions.clear("usage-unattributed", "");
         } else {
-            let message = format!("the gateway no longer knows the team of keys that used {} + {} tokens, {} spend; it is on nobody's bill", lost.prompt_tokens, lost.completion_tokens, lost.spend.normalize());
+            let message = format!(
+                "the gateway no longer knows the team of keys that used {} + {} tokens, {} spend; it is on nobody's bill",
+                lost.prompt_tokens,
+                lost.completion_tokens,
+                lost.spend.normalize()
+            );
             self.conditions.raise("usage-unattributed", "", message);
         }
     }
@@ -345,7 +380,10 @@ impl Agent {
     }
 
     async fn keys_to_report(&self, seller: &Seller) -> Result<Option<Vec<ApiKey>>, Failure> {
-        if !self.features.worth_trying(Feature::ApiKeys) || !self.features.worth_trying(Feature::KeyUsage) || self.is_governed(seller.offering).await? {
+        if !self.features.worth_trying(Feature::ApiKeys)
+            || !self.features.worth_trying(Feature::KeyUsage)
+            || self.is_governed(seller.offering).await?
+        {
             return Ok(None);
         }
         self.api_keys(ApiKeyFilter { offering: Some(seller.offering), resource: None }).await
@@ -354,7 +392,11 @@ impl Agent {
     fn is_proven(&self, resource: Uuid, month: BillingMonth, amounts: &Amounts) -> bool {
         let now = self.clock.now();
         let memory = self.memory();
-        memory.usage.proven.get(&(resource, month)).is_some_and(|(proven, at)| proven == amounts && *at <= now && now < after(*at, BELIEVED_FOR))
+        memory
+            .usage
+            .proven
+            .get(&(resource, month))
+            .is_some_and(|(proven, at)| proven == amounts && *at <= now && now < after(*at, BELIEVED_FOR))
     }
 
     /// Months that are over and done with are forgotten, with what was said about them.

@@ -101,7 +101,15 @@ pub struct Reported {
 impl Agent {
     /// Reports one month of one resource. The caller holds the resource: a report that was computed from an older reading
     /// must not overtake a newer one.
-    pub(crate) async fn report(&self, seller: &Seller, resource: &Resource, month: BillingMonth, amounts: &Amounts, days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>, how: How) -> Result<Reported, Failure> {
+    pub(crate) async fn report(
+        &self,
+        seller: &Seller,
+        resource: &Resource,
+        month: BillingMonth,
+        amounts: &Amounts,
+        days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>,
+        how: How,
+    ) -> Result<Reported, Failure> {
         let id = resource.uuid;
         let held = self.held(id, month).await?;
         // What was filed here by mistake is taken out again.
@@ -114,7 +122,10 @@ impl Agent {
         let refused = match &outcome {
             Outcome::Sent(_) => {
                 let memory = self.memory();
-                let refused = |usage: &Usage| memory.usage.refused.contains_key(&(seller.offering, usage.kind.clone())) && held.get(&usage.kind) != Some(&usage.amount);
+                let refused = |usage: &Usage| {
+                    memory.usage.refused.contains_key(&(seller.offering, usage.kind.clone()))
+                        && held.get(&usage.kind) != Some(&usage.amount)
+                };
                 wanted.into_iter().filter(refused).map(|usage| usage.kind).collect()
             }
             _ => Vec::new(),
@@ -166,7 +177,9 @@ impl Agent {
             Filing::Dated(date) => Some(date),
             Filing::Ask => return Ok(Outcome::Would(changes)),
             Filing::Wait => return Ok(Outcome::Waits(changes)),
-            Filing::Closed => return Ok(Outcome::Closed { why: "this Waldur takes no usage for a month that has ended".into(), unsent: changes }),
+            Filing::Closed => {
+                return Ok(Outcome::Closed { why: "this Waldur takes no usage for a month that has ended".into(), unsent: changes });
+            }
         };
         if how.dry_run {
             return Ok(Outcome::Would(changes));
@@ -182,12 +195,17 @@ impl Agent {
             }
         };
         let shown = self.held(id, month).await?;
-        let missing: Vec<&str> = sent.iter().filter(|usage| shown.get(&usage.kind) != Some(&usage.amount)).map(|usage| usage.kind.as_str()).collect();
+        let missing: Vec<&str> =
+            sent.iter().filter(|usage| shown.get(&usage.kind) != Some(&usage.amount)).map(|usage| usage.kind.as_str()).collect();
         if !missing.is_empty() {
             if date.is_some() {
                 self.look_for_misfiled(id, &sent).await?;
             }
-            let message = format!("usage of {month} was sent for resource {} but Waldur does not show it for {}; does its clock and `waldur.zone` agree with ours?", id.simple(), missing.join(", "));
+            let message = format!(
+                "usage of {month} was sent for resource {} but Waldur does not show it for {}; does its clock and `waldur.zone` agree with ours?",
+                id.simple(),
+                missing.join(", ")
+            );
             self.conditions.raise("usage-not-shown", id.simple(), &message);
             return Err(Failure::Transient { peer: Peer::Waldur, message, retry_after: None, unreachable: false });
         }
@@ -250,7 +268,11 @@ impl Agent {
             self.conditions.clear(NAME, subject);
             return;
         }
-        let figures: Vec<String> = decision.lower.iter().map(|Lower { kind, held, ledger }| format!("{kind}: Waldur holds {held:.2}, the ledger shows {ledger:.2}")).collect();
+        let figures: Vec<String> = decision
+            .lower
+            .iter()
+            .map(|Lower { kind, held, ledger }| format!("{kind}: Waldur holds {held:.2}, the ledger shows {ledger:.2}"))
+            .collect();
         self.conditions.raise(
             NAME,
             subject,
@@ -273,7 +295,14 @@ impl Agent {
     }
 
     /// Sends all components in one batch. One that Waldur refuses spoils the batch: it is found, named and left out.
-    async fn send(&self, offering: Uuid, resource: Uuid, usages: Vec<Usage>, daily: &[DailyUsage], date: Option<jiff::Timestamp>) -> Result<Sending, Failure> {
+    async fn send(
+        &self,
+        offering: Uuid,
+        resource: Uuid,
+        usages: Vec<Usage>,
+        daily: &[DailyUsage],
+        date: Option<jiff::Timestamp>,
+    ) -> Result<Sending, Failure> {
         let days_of = |usages: &[Usage]| -> Vec<DailyUsage> {
             let has = |day: &&DailyUsage| usages.iter().any(|usage| usage.kind == day.kind);
             daily.iter().filter(has).cloned().collect()
@@ -310,7 +339,10 @@ impl Agent {
             left.retain(|usage| !named.contains(&usage.kind));
             bad.append(&mut named);
         }
-        Err(Failure::Refused { peer: Peer::Waldur, message: format!("Waldur refuses the usage of resource {} component by component", resource.simple()) })
+        Err(Failure::Refused {
+            peer: Peer::Waldur,
+            message: format!("Waldur refuses the usage of resource {} component by component", resource.simple()),
+        })
     }
 
     /// Which of a refused batch are refused by themselves, by halving.
@@ -347,7 +379,15 @@ impl Agent {
         let mut all: Vec<String> = all.into_iter().map(str::to_owned).collect();
         drop(memory);
         all.sort();
-        self.conditions.raise("usage-component-refused", offering.simple(), format!("Waldur refuses usage for {} of offering {}; the other components are reported. Compare the components of the offering", all.join(", "), offering.simple()));
+        self.conditions.raise(
+            "usage-component-refused",
+            offering.simple(),
+            format!(
+                "Waldur refuses usage for {} of offering {}; the other components are reported. Compare the components of the offering",
+                all.join(", "),
+                offering.simple()
+            ),
+        );
     }
 
     /// Whether this server files usage under the date it is given: by what a read-back showed, or else by its generation.
@@ -390,7 +430,8 @@ fn is_about_a_past_month(error: &waldur_client::Error) -> bool {
 }
 
 fn changes(decision: &Decision, held: &BTreeMap<String, Decimal>) -> Vec<Change> {
-    let change = |usage: &Usage| Change { kind: usage.kind.clone(), held: held.get(&usage.kind).copied().unwrap_or_default(), amount: usage.amount };
+    let change =
+        |usage: &Usage| Change { kind: usage.kind.clone(), held: held.get(&usage.kind).copied().unwrap_or_default(), amount: usage.amount };
     decision.send.iter().map(change).filter(|change| change.held != change.amount).collect()
 }
 

@@ -35,9 +35,7 @@ pub struct Seen {
 impl Seen {
     /// The decoded value of one query parameter.
     pub fn param(&self, name: &str) -> Option<String> {
-        url::form_urlencoded::parse(self.query.as_bytes())
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.into_owned())
+        url::form_urlencoded::parse(self.query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
     }
 }
 
@@ -50,19 +48,11 @@ pub struct Reply {
 
 impl Reply {
     pub fn json(status: u16, body: impl Into<String>) -> Self {
-        Self {
-            status,
-            headers: vec![("content-type", "application/json".to_owned())],
-            body: body.into().into_bytes(),
-        }
+        Self { status, headers: vec![("content-type", "application/json".to_owned())], body: body.into().into_bytes() }
     }
 
     pub fn text(status: u16, body: &str) -> Self {
-        Self {
-            status,
-            headers: vec![("content-type", "text/html".to_owned())],
-            body: body.as_bytes().to_vec(),
-        }
+        Self { status, headers: vec![("content-type", "text/html".to_owned())], body: body.as_bytes().to_vec() }
     }
 
     pub fn header(mut self, name: &'static str, value: &str) -> Self {
@@ -77,20 +67,13 @@ impl Reply {
         // The very text of the file: numbers as the gateway wrote them.
         let text = recording_text(name);
         let start = text.find("\n \"body\": ").unwrap() + "\n \"body\": ".len();
-        let body = text[start..]
-            .trim_end()
-            .strip_suffix('}')
-            .unwrap()
-            .trim_end();
+        let body = text[start..].trim_end().strip_suffix('}').unwrap().trim_end();
         Self::json(status, body)
     }
 }
 
 fn recording_text(name: &str) -> String {
-    let file = format!(
-        "{}/../fixtures/recordings/litellm/{name}.json",
-        env!("CARGO_MANIFEST_DIR")
-    );
+    let file = format!("{}/../fixtures/recordings/litellm/{name}.json", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(&file).unwrap_or_else(|fault| panic!("{file}: {fault}"))
 }
 
@@ -112,9 +95,7 @@ impl Drop for Gateway {
 
 impl Gateway {
     pub async fn start(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
-        rustls::crypto::aws_lc_rs::default_provider()
-            .install_default()
-            .ok();
+        rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -128,12 +109,8 @@ impl Gateway {
                     method: parts.method.to_string(),
                     path: uri.path().to_owned(),
                     query: uri.query().unwrap_or_default().to_owned(),
-                    authorization: parts
-                        .headers
-                        .get("authorization")
-                        .map(|value| value.to_str().unwrap().to_owned()),
-                    body: String::from_utf8(to_bytes(body, usize::MAX).await.unwrap().to_vec())
-                        .unwrap(),
+                    authorization: parts.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned()),
+                    body: String::from_utf8(to_bytes(body, usize::MAX).await.unwrap().to_vec()).unwrap(),
                 };
                 log.lock().unwrap().push(seen.clone());
                 let reply = answer(&seen);
@@ -145,11 +122,7 @@ impl Gateway {
             }
         });
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Self {
-            address,
-            seen,
-            task,
-        }
+        Self { address, seen, task }
     }
 
     /// One that always gives the same answer.
@@ -191,8 +164,6 @@ pub fn settings(url: &str) -> Settings {
 }
 
 pub fn client(url: &str) -> Client {
-    rustls::crypto::aws_lc_rs::default_provider()
-        .install_default()
-        .ok();
+    rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
     Client::new(settings(url)).unwrap()
 }

@@ -2,7 +2,17 @@
 //!
 //! The agent is a process of its own, so its CPU time and memory are read from `/proc` without those of the simulators.
 //! Use: `bench --agent PATH [--resources N] [--orders N] [--usage-resources N] [--only-usage] [--json]`.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr, clippy::float_arithmetic, clippy::cast_precision_loss, clippy::disallowed_methods, reason = "a tool for developers")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::float_arithmetic,
+    clippy::cast_precision_loss,
+    clippy::disallowed_methods,
+    reason = "a tool for developers"
+)]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -60,7 +70,12 @@ impl Site {
         );
         let path = self.folder.path().join("config.yml");
         std::fs::write(&path, config).unwrap();
-        let child = Command::new(agent).args(["--config", path.to_str().unwrap(), "run", "--only", only]).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap();
+        let child = Command::new(agent)
+            .args(["--config", path.to_str().unwrap(), "run", "--only", only])
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
         Process(child)
     }
 }
@@ -79,7 +94,8 @@ impl Process {
     /// Memory in MB: now, and at its highest.
     fn memory(&self) -> (f64, f64) {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
-        let kb = |name: &str| status.lines().find(|l| l.starts_with(name)).unwrap().split_whitespace().nth(1).unwrap().parse::<f64>().unwrap();
+        let kb =
+            |name: &str| status.lines().find(|l| l.starts_with(name)).unwrap().split_whitespace().nth(1).unwrap().parse::<f64>().unwrap();
         (kb("VmRSS:") / 1024.0, kb("VmHWM:") / 1024.0)
     }
 }
@@ -202,8 +218,17 @@ async fn main() {
             let team = resource.simple().to_string();
             for model in ["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "qwen3-embedding-0-6b", "osprey-3b"] {
                 for day in 1..=month.days_in_month().min(30) {
-                    let at = jiff::civil::date(month.year(), month.month(), day).at(0, 30, 0, 0).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
-                    let usage = litellm::Usage { prompt_tokens: 1234, completion_tokens: 321, cached_tokens: 0, spend: rust_decimal::Decimal::new(1_234_567, 9) };
+                    let at = jiff::civil::date(month.year(), month.month(), day)
+                        .at(0, 30, 0, 0)
+                        .to_zoned(jiff::tz::TimeZone::UTC)
+                        .unwrap()
+                        .timestamp();
+                    let usage = litellm::Usage {
+                        prompt_tokens: 1234,
+                        completion_tokens: 321,
+                        cached_tokens: 0,
+                        spend: rust_decimal::Decimal::new(1_234_567, 9),
+                    };
                     site.gateway.add_usage(Some(&team), &format!("key-{team}"), model, at, usage);
                     count += 1;
                 }

@@ -17,11 +17,7 @@ fn client(server: &Server, auth: Auth) -> Client {
 }
 
 fn oidc(server: &Server, client_secret: SecretSource) -> Auth {
-    Auth::Oidc {
-        token_url: server.url().join("realms/x/token").unwrap(),
-        client_id: "agent".to_owned(),
-        client_secret,
-    }
+    Auth::Oidc { token_url: server.url().join("realms/x/token").unwrap(), client_id: "agent".to_owned(), client_secret }
 }
 
 fn is_login(seen: &Seen) -> bool {
@@ -56,10 +52,7 @@ async fn a_token_file_is_read_before_every_call() {
 
     fs::write(&file, "old\n").unwrap();
     let error = client.me().await.unwrap_err();
-    assert_eq!(
-        (error.class(), error.status()),
-        (Class::Credential, Some(401))
-    );
+    assert_eq!((error.class(), error.status()), (Class::Credential, Some(401)));
     assert_eq!(server.seen().len(), 1, "a refused token is not tried again");
 
     fs::write(&file, "new\n").unwrap();
@@ -69,21 +62,9 @@ async fn a_token_file_is_read_before_every_call() {
 #[tokio::test]
 async fn a_token_that_cannot_be_sent_is_named_without_its_text() {
     let server = Server::always(Reply::json(200, "{}")).await;
-    for token in [
-        "",
-        "two lines\nhunter2",
-        "hunter2 ",
-        "hünter2",
-        "hunter2\u{7f}",
-    ] {
-        let error = client(&server, Auth::Token(secret(token)))
-            .me()
-            .await
-            .unwrap_err();
-        assert!(
-            matches!(error.kind, ErrorKind::Credential { .. }),
-            "{error:?}"
-        );
+    for token in ["", "two lines\nhunter2", "hunter2 ", "hünter2", "hunter2\u{7f}"] {
+        let error = client(&server, Auth::Token(secret(token))).me().await.unwrap_err();
+        assert!(matches!(error.kind, ErrorKind::Credential { .. }), "{error:?}");
         assert_eq!(error.class(), Class::Credential);
         assert!(!format!("{error} {error:?}").contains("nter2"), "{error:?}");
     }
@@ -93,11 +74,7 @@ async fn a_token_that_cannot_be_sent_is_named_without_its_text() {
 #[tokio::test]
 async fn a_bearer_token_serves_many_calls() {
     let server = Server::start(|seen, _| {
-        if is_login(seen) {
-            Reply::json(200, json!({"access_token": "jwt-1", "expires_in": 3600}))
-        } else {
-            Reply::json(200, "{}")
-        }
+        if is_login(seen) { Reply::json(200, json!({"access_token": "jwt-1", "expires_in": 3600})) } else { Reply::json(200, "{}") }
     })
     .await;
     let client = client(&server, oidc(&server, secret("hunter2")));
@@ -108,25 +85,12 @@ async fn a_bearer_token_serves_many_calls() {
     assert_eq!(logins(&server), 1);
     let seen = server.seen();
     let login = seen.iter().find(|seen| is_login(seen)).unwrap();
-    let mut form: Vec<_> = url::form_urlencoded::parse(login.body.as_bytes())
-        .into_owned()
-        .collect();
+    let mut form: Vec<_> = url::form_urlencoded::parse(login.body.as_bytes()).into_owned().collect();
     form.sort();
-    let expected = [
-        ("client_id", "agent"),
-        ("client_secret", "hunter2"),
-        ("grant_type", "client_credentials"),
-    ];
-    assert_eq!(
-        form,
-        expected.map(|(name, value)| (name.to_owned(), value.to_owned()))
-    );
+    let expected = [("client_id", "agent"), ("client_secret", "hunter2"), ("grant_type", "client_credentials")];
+    assert_eq!(form, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
     assert!(login.header("authorization").is_empty());
-    assert!(
-        seen.iter()
-            .filter(|seen| !is_login(seen))
-            .all(|seen| seen.header("authorization") == "Bearer jwt-1")
-    );
+    assert!(seen.iter().filter(|seen| !is_login(seen)).all(|seen| seen.header("authorization") == "Bearer jwt-1"));
 }
 
 #[tokio::test]
@@ -134,10 +98,7 @@ async fn a_bearer_token_is_renewed_when_its_life_is_over() {
     // No life at all: every call logs in.
     let server = Server::start(|seen, number| {
         if is_login(seen) {
-            Reply::json(
-                200,
-                json!({"access_token": format!("jwt-{number}"), "expires_in": "0"}),
-            )
+            Reply::json(200, json!({"access_token": format!("jwt-{number}"), "expires_in": "0"}))
         } else {
             Reply::json(200, "{}")
         }
@@ -153,10 +114,7 @@ async fn a_bearer_token_is_renewed_when_its_life_is_over() {
 async fn a_refused_bearer_token_is_replaced_once() {
     let server = Server::start(|seen, number| {
         if is_login(seen) {
-            Reply::json(
-                200,
-                json!({"access_token": format!("jwt-{number}"), "expires_in": 3600}),
-            )
+            Reply::json(200, json!({"access_token": format!("jwt-{number}"), "expires_in": 3600}))
         } else if seen.header("authorization") == "Bearer jwt-1" {
             Reply::json(401, json!({"detail": "Token expired jwt-1"}))
         } else {
@@ -176,10 +134,7 @@ async fn a_refused_bearer_token_is_replaced_once() {
 async fn a_bearer_token_that_is_always_refused_ends_in_one_error() {
     let server = Server::start(|seen, _| {
         if is_login(seen) {
-            Reply::json(
-                200,
-                json!({"access_token": "jwt-value-1", "expires_in": 3600}),
-            )
+            Reply::json(200, json!({"access_token": "jwt-value-1", "expires_in": 3600}))
         } else {
             Reply::json(401, json!({"detail": "no jwt-value-1"}))
         }
@@ -187,55 +142,28 @@ async fn a_bearer_token_that_is_always_refused_ends_in_one_error() {
     .await;
     let client = client(&server, oidc(&server, secret("hunter2")));
     let error = client.me().await.unwrap_err();
-    assert_eq!(
-        (error.class(), error.status()),
-        (Class::Credential, Some(401))
-    );
+    assert_eq!((error.class(), error.status()), (Class::Credential, Some(401)));
     assert_eq!(server.seen().len(), 4);
-    assert!(
-        !format!("{error} {error:?}").contains("jwt-value"),
-        "{error:?}"
-    );
+    assert!(!format!("{error} {error:?}").contains("jwt-value"), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_login_that_fails_is_told_apart() {
-    let refused = Reply::json(
-        401,
-        json!({"error": "invalid_client", "error_description": "bad secret hunter2"}),
-    );
+    let refused = Reply::json(401, json!({"error": "invalid_client", "error_description": "bad secret hunter2"}));
     let cases = [
         (refused, Class::Credential, "invalid_client"),
-        (
-            Reply::new(302, "").header("location", "https://elsewhere.example.org/"),
-            Class::Credential,
-            "redirect",
-        ),
+        (Reply::new(302, "").header("location", "https://elsewhere.example.org/"), Class::Credential, "redirect"),
         (Reply::new(503, "hunter2"), Class::Transient, "503"),
         (Reply::new(429, ""), Class::Transient, "429"),
-        (
-            Reply::json(200, json!({"token": "hunter2"})),
-            Class::Transient,
-            "access_token",
-        ),
-        (
-            Reply::json(200, "{\"access_token\": \"hunter2"),
-            Class::Transient,
-            "access_token",
-        ),
+        (Reply::json(200, json!({"token": "hunter2"})), Class::Transient, "access_token"),
+        (Reply::json(200, "{\"access_token\": \"hunter2"), Class::Transient, "access_token"),
     ];
     for (reply, class, text) in cases {
         let server = Server::always(reply).await;
-        let error = client(&server, oidc(&server, secret("hunter2")))
-            .approve_order(uuid(ORDER))
-            .await
-            .unwrap_err();
+        let error = client(&server, oidc(&server, secret("hunter2"))).approve_order(uuid(ORDER)).await.unwrap_err();
         assert_eq!(error.class(), class, "{error}");
         assert!(error.to_string().contains(text), "{error}");
-        assert!(
-            !format!("{error} {error:?}").contains("hunter2"),
-            "{error:?}"
-        );
+        assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         assert!(!error.may_have_happened(), "nothing was sent to Waldur");
         assert_eq!(server.seen().len(), 1);
     }

@@ -9,9 +9,7 @@ use crate::recordings::{OFFERING, RESOURCE};
 use crate::server::{Reply, Seen, Server, row_uuid, secret, settings, uuid};
 
 fn rows(range: impl Iterator<Item = usize>) -> Value {
-    range
-        .map(|n| json!({"uuid": row_uuid(n).simple().to_string(), "state": "OK"}))
-        .collect()
+    range.map(|n| json!({"uuid": row_uuid(n).simple().to_string(), "state": "OK"})).collect()
 }
 
 fn past_end() -> Reply {
@@ -31,23 +29,12 @@ fn page(seen: &Seen, total: usize, cap: usize) -> Reply {
 
 async fn read(server: &Server) -> Result<Vec<usize>, waldur_client::Error> {
     let resources = server.client().resources(uuid(OFFERING), &[]).await?;
-    Ok(resources
-        .iter()
-        .map(|resource| usize::try_from(resource.uuid.as_u128()).unwrap() - 1)
-        .collect())
+    Ok(resources.iter().map(|resource| usize::try_from(resource.uuid.as_u128()).unwrap() - 1).collect())
 }
 
 #[tokio::test]
 async fn a_list_is_read_to_its_end_in_no_more_calls_than_pages() {
-    for (total, calls) in [
-        (0, 1),
-        (1, 1),
-        (99, 1),
-        (100, 1),
-        (101, 2),
-        (200, 2),
-        (250, 3),
-    ] {
+    for (total, calls) in [(0, 1), (1, 1), (99, 1), (100, 1), (101, 2), (200, 2), (250, 3)] {
         let server = Server::start(move |seen, _| page(seen, total, 300)).await;
         assert_eq!(read(&server).await.unwrap(), (0..total).collect::<Vec<_>>());
         assert_eq!(server.seen().len(), calls, "{total}");
@@ -67,8 +54,7 @@ async fn without_a_count_the_link_says_where_the_end_is() {
         let number = seen.page();
         let next = "<http://backend:8000/api/x/?page=9>; rel=\"next\"";
         let last = "<http://backend:8000/api/x/?page=1>; rel=\"prev\"";
-        Reply::json(200, rows((number - 1) * 10..number * 10))
-            .header("link", if number < 3 { next } else { last })
+        Reply::json(200, rows((number - 1) * 10..number * 10)).header("link", if number < 3 { next } else { last })
     })
     .await;
     assert_eq!(read(&server).await.unwrap().len(), 30);
@@ -95,10 +81,7 @@ async fn a_page_that_was_promised_and_holds_nothing_is_no_end() {
             _ => end.clone(),
         })
         .await;
-        assert!(matches!(
-            read(&server).await.unwrap_err().kind,
-            ErrorKind::Incomplete { .. }
-        ));
+        assert!(matches!(read(&server).await.unwrap_err().kind, ErrorKind::Incomplete { .. }));
     }
 }
 
@@ -112,10 +95,7 @@ async fn the_next_page_is_asked_from_our_own_server_with_the_token() {
     let seen = server.seen();
     assert_eq!(seen[1].query("page"), Some("2"));
     assert_eq!(seen[1].query("offering_uuid"), Some(OFFERING));
-    assert!(
-        seen.iter()
-            .all(|seen| seen.header("authorization").starts_with("Token "))
-    );
+    assert!(seen.iter().all(|seen| seen.header("authorization").starts_with("Token ")));
 }
 
 #[tokio::test]
@@ -125,15 +105,11 @@ async fn a_count_that_never_fits_is_an_error_after_a_second_reading() {
         let server = Server::start(move |seen, _| {
             let size = 100;
             let start = (seen.page() - 1) * size;
-            Reply::json(200, rows(start.min(real)..real.min(start + size)))
-                .header("x-result-count", count)
+            Reply::json(200, rows(start.min(real)..real.min(start + size))).header("x-result-count", count)
         })
         .await;
         let error = read(&server).await.unwrap_err();
-        assert!(
-            matches!(error.kind, ErrorKind::Incomplete { .. }),
-            "{count} {real}: {error}"
-        );
+        assert!(matches!(error.kind, ErrorKind::Incomplete { .. }), "{count} {real}: {error}");
         assert_eq!(error.class(), Class::Transient);
         assert!(!error.may_have_happened());
         assert!(server.seen().len() <= 4);
@@ -195,12 +171,8 @@ async fn rows_that_come_twice_count_once() {
 
 #[tokio::test]
 async fn a_server_that_ignores_the_page_number_is_noticed() {
-    let server =
-        Server::start(|_, _| Reply::json(200, rows(0..100)).header("x-result-count", 300)).await;
-    assert!(matches!(
-        read(&server).await.unwrap_err().kind,
-        ErrorKind::Incomplete { .. }
-    ));
+    let server = Server::start(|_, _| Reply::json(200, rows(0..100)).header("x-result-count", 300)).await;
+    assert!(matches!(read(&server).await.unwrap_err().kind, ErrorKind::Incomplete { .. }));
     assert_eq!(server.seen().len(), 4);
 }
 
@@ -226,8 +198,7 @@ async fn a_missing_first_page_is_no_empty_list() {
 async fn rows_of_others_are_left_out_when_a_filter_is_ignored() {
     let mine = json!({"uuid": row_uuid(1), "offering_uuid": OFFERING});
     let other = json!({"uuid": row_uuid(2), "offering_uuid": row_uuid(99)});
-    let server =
-        Server::always(Reply::json(200, json!([mine, other])).header("x-result-count", 2)).await;
+    let server = Server::always(Reply::json(200, json!([mine, other])).header("x-result-count", 2)).await;
     assert_eq!(read(&server).await.unwrap(), [1]);
 }
 
@@ -239,20 +210,10 @@ async fn api_keys_in_all_states() {
     };
     let body = json!([key(1, "OK"), key(2, "Deleted"), key(3, "Hibernating")]);
     let server = Server::always(Reply::json(200, body).header("x-result-count", 3)).await;
-    let filter = ApiKeyFilter {
-        resource: Some(uuid(RESOURCE)),
-        ..ApiKeyFilter::default()
-    };
+    let filter = ApiKeyFilter { resource: Some(uuid(RESOURCE)), ..ApiKeyFilter::default() };
     let keys = server.client().api_keys(filter).await.unwrap();
     let states: Vec<_> = keys.iter().map(|key| key.state.clone()).collect();
-    assert_eq!(
-        states,
-        [
-            ApiKeyState::Ok,
-            ApiKeyState::Deleted,
-            ApiKeyState::Other("Hibernating".into())
-        ]
-    );
+    assert_eq!(states, [ApiKeyState::Ok, ApiKeyState::Deleted, ApiKeyState::Other("Hibernating".into())]);
     assert_eq!(keys[0].client_id, "r-1");
     assert_eq!(keys[0].resource, Some(uuid(RESOURCE)));
     let seen = server.seen();
@@ -265,11 +226,7 @@ async fn servers_without_api_keys_say_so() {
     let page = "<!doctype html><html><head><title>Not Found</title></head></html>";
     let reply = Reply::new(404, page).header("content-type", "text/html; charset=utf-8");
     let server = Server::always(reply).await;
-    let error = server
-        .client()
-        .api_keys(ApiKeyFilter::default())
-        .await
-        .unwrap_err();
+    let error = server.client().api_keys(ApiKeyFilter::default()).await.unwrap_err();
     assert_eq!(error.class(), Class::NoSuchRoute);
 }
 
@@ -280,9 +237,6 @@ async fn the_page_size_asked_for_is_the_setting() {
     settings.page_size = 3;
     settings.auth = waldur_client::Auth::Token(secret("t"));
     let client = Client::new(settings).unwrap();
-    assert_eq!(
-        client.resources(uuid(OFFERING), &[]).await.unwrap().len(),
-        7
-    );
+    assert_eq!(client.resources(uuid(OFFERING), &[]).await.unwrap().len(), 7);
     assert_eq!(server.seen().len(), 3);
 }

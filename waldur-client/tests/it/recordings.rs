@@ -32,10 +32,8 @@ fn directory() -> PathBuf {
 }
 
 fn names() -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        fs::read_dir(directory()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -43,10 +41,7 @@ fn names() -> Vec<String> {
 impl Recording {
     /// The recording whose name begins like this, e.g. `c019`.
     pub fn load(prefix: &str) -> Self {
-        let name = names()
-            .into_iter()
-            .find(|name| name.starts_with(prefix))
-            .unwrap_or_else(|| panic!("no recording {prefix}"));
+        let name = names().into_iter().find(|name| name.starts_with(prefix)).unwrap_or_else(|| panic!("no recording {prefix}"));
         let text = fs::read_to_string(directory().join(&name)).unwrap();
         let json: Value = serde_json::from_str(&text).unwrap();
         let (request, response) = (&json["request"], &json["response"]);
@@ -89,10 +84,7 @@ impl Recording {
             if seen.path == path && seen.method == method {
                 reply.clone()
             } else {
-                Reply::json(
-                    500,
-                    json!({"detail": format!("unexpected {} {}", seen.method, seen.path)}),
-                )
+                Reply::json(500, json!({"detail": format!("unexpected {} {}", seen.method, seen.path)}))
             }
         })
         .await
@@ -122,20 +114,13 @@ async fn the_user() {
     let role = &me.permissions[0];
     assert_eq!(role.role_name, "CUSTOMER.OWNER");
     assert_eq!(role.scope_type, "customer");
-    assert_eq!(
-        role.scope_uuid,
-        Some(uuid("43084d6aee3e457a8823a84f7d8d726f"))
-    );
+    assert_eq!(role.scope_uuid, Some(uuid("43084d6aee3e457a8823a84f7d8d726f")));
 }
 
 #[tokio::test]
 async fn a_list_of_orders_takes_one_call() {
     let server = Recording::load("c010").serve().await;
-    let orders = server
-        .client()
-        .orders(uuid(OFFERING), &[OrderState::PendingConsumer])
-        .await
-        .unwrap();
+    let orders = server.client().orders(uuid(OFFERING), &[OrderState::PendingConsumer]).await.unwrap();
     assert_eq!(orders.len(), 3);
     let order = &orders[2];
     assert_eq!(order.uuid, uuid(ORDER));
@@ -145,17 +130,11 @@ async fn a_list_of_orders_takes_one_call() {
     assert_eq!(order.offering, Some(uuid(OFFERING)));
     assert_eq!(order.plan, Some(uuid(PLAN)));
     assert_eq!(order.limits["spend"], dec("50"));
-    assert_eq!(
-        order.attributes["available_models"],
-        json!(["kestrel-8b", "heron-70b"])
-    );
+    assert_eq!(order.attributes["available_models"], json!(["kestrel-8b", "heron-70b"]));
     assert_eq!(order.project_slug, "seabird--1");
     assert_eq!(order.customer_slug, "tern-res-1");
     assert_eq!(order.resource_name, "seabird-llm");
-    assert_eq!(
-        order.created.unwrap().to_string(),
-        "2026-11-30T03:14:38.456127Z"
-    );
+    assert_eq!(order.created.unwrap().to_string(), "2026-11-30T03:14:38.456127Z");
     assert!(orders[0].limits.is_empty());
 
     let seen = server.seen();
@@ -163,29 +142,15 @@ async fn a_list_of_orders_takes_one_call() {
     assert_eq!(seen[0].query("offering_uuid"), Some(OFFERING));
     assert_eq!(seen[0].query("state"), Some("pending-consumer"));
     assert_eq!(seen[0].query("page_size"), Some("100"));
-    assert!(
-        seen[0]
-            .query
-            .contains(&("field".into(), "marketplace_resource_uuid".into()))
-    );
+    assert!(seen[0].query.contains(&("field".into(), "marketplace_resource_uuid".into())));
 }
 
 #[tokio::test]
 async fn orders_in_their_states() {
     let cases = [
-        (
-            "c012",
-            ORDER,
-            OrderState::PendingProvider,
-            OrderKind::Create,
-        ),
+        ("c012", ORDER, OrderState::PendingProvider, OrderKind::Create),
         ("c019", ORDER, OrderState::Executing, OrderKind::Create),
-        (
-            "e011",
-            "75763a27ae4448739045a77fa4f770c6",
-            OrderState::Erred,
-            OrderKind::Update,
-        ),
+        ("e011", "75763a27ae4448739045a77fa4f770c6", OrderState::Erred, OrderKind::Update),
     ];
     for (recording, order, state, kind) in cases {
         let server = Recording::load(recording).serve().await;
@@ -233,10 +198,7 @@ async fn resources_in_their_states() {
 
     let options = read("g019", "db23f35fd6ac4a96b7832a9f3695720e").await;
     assert_eq!(options.options["available_models"], json!(["heron-70b"]));
-    assert_eq!(
-        options.attributes["available_models"],
-        json!(["kestrel-8b"])
-    );
+    assert_eq!(options.attributes["available_models"], json!(["kestrel-8b"]));
 
     let refused = read("i016", "1f0e9a1838004c9fa07d80517179f16e").await;
     assert_eq!(refused.state, ResourceState::Terminated);
@@ -246,11 +208,7 @@ async fn resources_in_their_states() {
 #[tokio::test]
 async fn a_list_of_resources() {
     let server = Recording::load("g031").serve().await;
-    let resources = server
-        .client()
-        .resources(uuid(OFFERING), &[])
-        .await
-        .unwrap();
+    let resources = server.client().resources(uuid(OFFERING), &[]).await.unwrap();
     assert_eq!(resources.len(), 3);
     assert_eq!(server.seen().len(), 1);
 }
@@ -262,10 +220,7 @@ async fn an_offering_with_components_and_plans() {
     assert_eq!(offering.name, "Shared LLM access");
     assert_eq!(offering.state, "Draft");
     assert_eq!(offering.kind, "Marketplace.Slurm");
-    assert_eq!(
-        offering.customer,
-        Some(uuid("43084d6aee3e457a8823a84f7d8d726f"))
-    );
+    assert_eq!(offering.customer, Some(uuid("43084d6aee3e457a8823a84f7d8d726f")));
     assert_eq!(offering.components.len(), 5);
     let spend = &offering.components[1];
     assert_eq!(spend.kind, "spend");
@@ -278,18 +233,9 @@ async fn an_offering_with_components_and_plans() {
     assert_eq!(spend.uuid, Some(uuid("8cca091fd290443b8b9738a063c0628c")));
     assert_eq!(offering.components[0].billing_type, BillingType::Fixed);
     assert_eq!(offering.components[2].billing_type, BillingType::Usage);
-    assert_eq!(
-        offering.options["options"]["available_models"]["choices"][1],
-        "heron-70b"
-    );
-    assert_eq!(
-        offering.resource_options["order"],
-        json!(["available_models"])
-    );
-    assert_eq!(
-        offering.plugin_options["auto_approve_in_service_provider_projects"],
-        false
-    );
+    assert_eq!(offering.options["options"]["available_models"]["choices"][1], "heron-70b");
+    assert_eq!(offering.resource_options["order"], json!(["available_models"]));
+    assert_eq!(offering.plugin_options["auto_approve_in_service_provider_projects"], false);
     let plan = &offering.plans[0];
     assert_eq!(plan.uuid, uuid(PLAN));
     assert_eq!(plan.name, "Standard");
@@ -298,10 +244,7 @@ async fn an_offering_with_components_and_plans() {
 
     let server = Recording::load("k013").serve().await;
     let offering = server.client().offering(uuid(OFFERING)).await.unwrap();
-    assert_eq!(
-        offering.backend_metadata["retired_components"],
-        json!(["unused-input"])
-    );
+    assert_eq!(offering.backend_metadata["retired_components"], json!(["unused-input"]));
 }
 
 #[tokio::test]
@@ -322,19 +265,12 @@ async fn prices_are_exact_down_to_the_last_decimal() {
 #[tokio::test]
 async fn usages_of_a_month() {
     let server = Recording::load("d014").serve().await;
-    let usages = server
-        .client()
-        .usages(uuid(RESOURCE), "2026-11-17".parse().unwrap())
-        .await
-        .unwrap();
+    let usages = server.client().usages(uuid(RESOURCE), "2026-11-17".parse().unwrap()).await.unwrap();
     let amounts: Vec<_> = usages.iter().map(|u| (u.kind.as_str(), u.usage)).collect();
     assert_eq!(amounts.len(), 4);
     assert_eq!(amounts[0], ("kestrel-8b-input", dec("11.00")));
     assert_eq!(amounts[2], ("kestrel-8b-output", dec("3.20")));
-    assert_eq!(
-        usages[0].billing_period,
-        Some("2026-11-01".parse().unwrap())
-    );
+    assert_eq!(usages[0].billing_period, Some("2026-11-01".parse().unwrap()));
     let seen = server.seen();
     assert_eq!(seen[0].query("billing_period"), Some("2026-11-01"));
     assert_eq!(seen[0].query("resource_uuid"), Some(RESOURCE));
@@ -344,19 +280,9 @@ async fn usages_of_a_month() {
 async fn a_page_of_a_longer_list_is_not_the_list() {
     // Two rows of seven, the same again for every page.
     let server = Recording::load("e053").serve().await;
-    let error = server
-        .client()
-        .orders(uuid(OFFERING), &[])
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(error.kind, ErrorKind::Incomplete { .. }),
-        "{error}"
-    );
-    assert!(
-        error.to_string().contains("counts 7") && error.to_string().contains("hold 2"),
-        "{error}"
-    );
+    let error = server.client().orders(uuid(OFFERING), &[]).await.unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::Incomplete { .. }), "{error}");
+    assert!(error.to_string().contains("counts 7") && error.to_string().contains("hold 2"), "{error}");
 }
 
 #[tokio::test]
@@ -369,11 +295,7 @@ async fn every_recorded_refusal_has_a_class_and_a_text() {
         }
         refusals += 1;
         let server = Server::always(recording.reply()).await;
-        let error = server
-            .client()
-            .set_order_done(uuid(ORDER))
-            .await
-            .unwrap_err();
+        let error = server.client().set_order_done(uuid(ORDER)).await.unwrap_err();
         let class = match recording.status {
             401 | 403 => Class::Credential,
             404 if recording.content_type.contains("html") => Class::NoSuchRoute,
@@ -399,29 +321,16 @@ async fn every_recorded_refusal_has_a_class_and_a_text() {
 async fn the_five_shapes_of_errors_give_their_text() {
     let cases = [
         ("c017", "Valid states for operation: pending-provider."),
-        (
-            "d036",
-            "The component heron-70b input tokens cannot be removed because it is already used",
-        ),
-        (
-            "d003",
-            "usages[0].amount: Ensure that there are no more than 2 decimal places.",
-        ),
+        ("d036", "The component heron-70b input tokens cannot be removed because it is already used"),
+        ("d003", "usages[0].amount: Ensure that there are no more than 2 decimal places."),
         ("d005", "These components are invalid: nosuch-input."),
-        (
-            "c014",
-            "state: Select a valid choice. nosuch is not one of the available choices.",
-        ),
+        ("c014", "state: Select a valid choice. nosuch is not one of the available choices."),
         ("e006", "Server Error (500)"),
         ("d022", "Not Found"),
     ];
     for (recording, text) in cases {
         let server = Server::always(Recording::load(recording).reply()).await;
-        let error = server
-            .client()
-            .set_order_done(uuid(ORDER))
-            .await
-            .unwrap_err();
+        let error = server.client().set_order_done(uuid(ORDER)).await.unwrap_err();
         let ErrorKind::Status { message, html, .. } = &error.kind else {
             panic!("{error:?}");
         };
@@ -430,15 +339,8 @@ async fn the_five_shapes_of_errors_give_their_text() {
     }
     let list = Reply::json(400, json!(["Pending order for resource already exists."]));
     let server = Server::always(list).await;
-    let error = server
-        .client()
-        .set_order_done(uuid(ORDER))
-        .await
-        .unwrap_err();
-    let ErrorKind::Status {
-        message, fields, ..
-    } = &error.kind
-    else {
+    let error = server.client().set_order_done(uuid(ORDER)).await.unwrap_err();
+    let ErrorKind::Status { message, fields, .. } = &error.kind else {
         panic!("{error:?}");
     };
     assert_eq!(message, "Pending order for resource already exists.");
@@ -448,11 +350,7 @@ async fn the_five_shapes_of_errors_give_their_text() {
 #[tokio::test]
 async fn the_key_of_a_refusal_is_kept() {
     let server = Server::always(Recording::load("d036").reply()).await;
-    let error = server
-        .client()
-        .remove_component(uuid(OFFERING), uuid(RESOURCE))
-        .await
-        .unwrap_err();
+    let error = server.client().remove_component(uuid(OFFERING), uuid(RESOURCE)).await.unwrap_err();
     let ErrorKind::Status { fields, .. } = &error.kind else {
         panic!("{error:?}");
     };

@@ -30,16 +30,11 @@ pub struct Seen {
 
 impl Seen {
     pub fn query(&self, name: &str) -> Option<&str> {
-        self.query
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_str())
+        self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
     pub fn header(&self, name: &str) -> &str {
-        self.headers
-            .get(name)
-            .map_or("", |value| value.to_str().unwrap())
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
     pub fn json(&self) -> serde_json::Value {
@@ -60,11 +55,7 @@ pub struct Reply {
 
 impl Reply {
     pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
-        Self {
-            status,
-            headers: Vec::new(),
-            body: body.into(),
-        }
+        Self { status, headers: Vec::new(), body: body.into() }
     }
 
     pub fn json(status: u16, body: impl ToString) -> Self {
@@ -100,9 +91,7 @@ impl Server {
                 let request = Seen {
                     method: parts.method.to_string(),
                     path: parts.uri.path().to_owned(),
-                    query: url::form_urlencoded::parse(query.as_bytes())
-                        .into_owned()
-                        .collect(),
+                    query: url::form_urlencoded::parse(query.as_bytes()).into_owned().collect(),
                     headers: parts.headers,
                     body: String::from_utf8(body.to_vec()).unwrap(),
                 };
@@ -120,11 +109,7 @@ impl Server {
             }
         });
         let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self {
-            address,
-            seen,
-            task,
-        }
+        Self { address, seen, task }
     }
 
     /// A server with one answer for everything.
@@ -185,9 +170,7 @@ pub fn secret(text: &str) -> SecretSource {
 }
 
 pub fn settings(api_url: Url) -> Settings {
-    rustls::crypto::aws_lc_rs::default_provider()
-        .install_default()
-        .ok();
+    rustls::crypto::aws_lc_rs::default_provider().install_default().ok();
     Settings {
         api_url,
         auth: Auth::Token(secret(TOKEN)),

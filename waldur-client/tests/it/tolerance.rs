@@ -2,10 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use waldur_client::{
-    ApiKey, ComponentUsage, Offering, Order, OrderKind, OrderState, Plan, Resource, ResourceState,
-    User,
-};
+use waldur_client::{ApiKey, ComponentUsage, Offering, Order, OrderKind, OrderState, Plan, Resource, ResourceState, User};
 
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
@@ -20,8 +17,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(4, 40, 6, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
-            prop::collection::hash_map(field_name(), inner, 0..6)
-                .prop_map(|map| Value::from(map.into_iter().collect::<Map<_, _>>())),
+            prop::collection::hash_map(field_name(), inner, 0..6).prop_map(|map| Value::from(map.into_iter().collect::<Map<_, _>>())),
         ]
     })
 }
@@ -101,10 +97,7 @@ proptest! {
 
 #[test]
 fn unknown_words_are_kept_apart_from_known_ones() {
-    assert_eq!(
-        OrderState::from("on-hold"),
-        OrderState::Other("on-hold".into())
-    );
+    assert_eq!(OrderState::from("on-hold"), OrderState::Other("on-hold".into()));
     assert_eq!(OrderState::from("done"), OrderState::Done);
     assert_eq!(OrderKind::from("Restore"), OrderKind::Restore);
     assert_eq!(ResourceState::from("OK"), ResourceState::Ok);
@@ -121,20 +114,8 @@ fn a_bare_row_is_a_row() {
         let order: Order = serde_json::from_str(text).unwrap();
         let resource: Resource = serde_json::from_str(text).unwrap();
         assert_eq!(order.uuid, resource.uuid);
-        assert_eq!(
-            order,
-            Order {
-                uuid: order.uuid,
-                ..Order::default()
-            }
-        );
-        assert_eq!(
-            resource,
-            Resource {
-                uuid: order.uuid,
-                ..Resource::default()
-            }
-        );
+        assert_eq!(order, Order { uuid: order.uuid, ..Order::default() });
+        assert_eq!(resource, Resource { uuid: order.uuid, ..Resource::default() });
     }
 }
 
@@ -146,33 +127,15 @@ fn numbers_may_be_texts_and_texts_numbers() {
     assert_eq!(resource.name, "17");
     assert_eq!(resource.backend_id, "4.50");
     assert!(resource.paused);
-    let limits: Vec<String> = resource
-        .limits
-        .iter()
-        .map(|(k, v)| format!("{k}={v}"))
-        .collect();
-    assert_eq!(
-        limits,
-        [
-            "a=12.50",
-            "b=3",
-            "c=0.0000000001",
-            "e=0.1",
-            "f=100000000000000000000000000.1"
-        ]
-    );
+    let limits: Vec<String> = resource.limits.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(limits, ["a=12.50", "b=3", "c=0.0000000001", "e=0.1", "f=100000000000000000000000000.1"]);
     let usage: ComponentUsage = serde_json::from_str(r#"{"type":"a","usage":7}"#).unwrap();
     assert_eq!(usage.usage.to_string(), "7");
 }
 
 #[test]
 fn a_limit_that_is_no_number_is_an_error_and_not_left_out() {
-    for limits in [
-        json!({"spend": "lots"}),
-        json!({"spend": {}}),
-        json!({"spend": true}),
-        json!("x"),
-    ] {
+    for limits in [json!({"spend": "lots"}), json!({"spend": {}}), json!({"spend": true}), json!("x")] {
         let row = json!({"uuid": "1f2e3d4c5b6a47988990a1b2c3d4e5f6", "limits": limits});
         assert!(serde_json::from_value::<Order>(row).is_err(), "{limits}");
     }

@@ -19,10 +19,7 @@ async fn a_refused_connection_was_surely_not_sent() {
     let ErrorKind::Unreachable { cause } = &error.kind else {
         panic!("{error:?}");
     };
-    assert!(
-        cause.to_lowercase().contains("connection refused"),
-        "{cause}"
-    );
+    assert!(cause.to_lowercase().contains("connection refused"), "{cause}");
     assert!(!error.may_have_happened());
     assert_eq!(error.class(), Class::Transient);
     // The query is not part of an error.
@@ -38,30 +35,18 @@ async fn a_lost_answer_may_have_happened_for_a_write_only() {
     let cases: [(&str, Then); 4] = [
         ("", Then::Close),
         ("HTTP/1.1 200 OK\r\nContent-Len", Then::Close),
-        (
-            "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"uuid\":",
-            Then::Close,
-        ),
-        (
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"uui\r\n",
-            Then::Close,
-        ),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"uuid\":", Then::Close),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"uui\r\n", Then::Close),
     ];
     for (bytes, then) in cases {
         let (url, task) = raw(bytes, then).await;
         let client = Client::new(settings(url)).unwrap();
         let write = client.approve_order(uuid(ORDER)).await.unwrap_err();
-        assert!(
-            matches!(write.kind, ErrorKind::Interrupted { .. }),
-            "{bytes:?}: {write:?}"
-        );
+        assert!(matches!(write.kind, ErrorKind::Interrupted { .. }), "{bytes:?}: {write:?}");
         assert!(write.may_have_happened());
         assert_eq!(write.class(), Class::Transient);
         let read = client.me().await.unwrap_err();
-        assert!(
-            matches!(read.kind, ErrorKind::Interrupted { .. }),
-            "{bytes:?}: {read:?}"
-        );
+        assert!(matches!(read.kind, ErrorKind::Interrupted { .. }), "{bytes:?}: {read:?}");
         assert!(!read.may_have_happened());
         task.abort();
     }
@@ -101,10 +86,7 @@ async fn redirects_are_not_followed() {
     for status in [301, 302, 303, 307, 308] {
         let server = Server::always(Reply::new(status, "").header("location", &target)).await;
         let client = server.client();
-        for error in [
-            client.me().await.unwrap_err(),
-            client.approve_order(uuid(ORDER)).await.unwrap_err(),
-        ] {
+        for error in [client.me().await.unwrap_err(), client.approve_order(uuid(ORDER)).await.unwrap_err()] {
             let ErrorKind::Redirected { location_host, .. } = &error.kind else {
                 panic!("{error:?}");
             };
@@ -140,23 +122,13 @@ async fn an_unreadable_success_names_the_place() {
     }
     let rows = json!([{"uuid": "1f2e3d4c5b6a47988990a1b2c3d4e5f6"}, {"uuid": "zzz"}]);
     let server = Server::always(Reply::json(200, rows).header("x-result-count", 2)).await;
-    let error = server
-        .client()
-        .orders(uuid(OFFERING), &[])
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(&error.kind, ErrorKind::Decode { at, .. } if at == "[1].uuid"),
-        "{error:?}"
-    );
+    let error = server.client().orders(uuid(OFFERING), &[]).await.unwrap_err();
+    assert!(matches!(&error.kind, ErrorKind::Decode { at, .. } if at == "[1].uuid"), "{error:?}");
 }
 
 #[tokio::test]
 async fn bodies_have_a_largest_size() {
-    let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n[",
-        (64 << 20) + 1
-    );
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n[", (64 << 20) + 1);
     let (url, task) = raw(head, Then::Hang).await;
     let client = Client::new(settings(url)).unwrap();
     let error = client.me().await.unwrap_err();
@@ -176,11 +148,7 @@ async fn bodies_have_a_largest_size() {
 #[tokio::test]
 async fn an_endless_refusal_is_cut() {
     let server = Server::always(Reply::new(400, "x".repeat(4 << 20))).await;
-    let error = server
-        .client()
-        .approve_order(uuid(ORDER))
-        .await
-        .unwrap_err();
+    let error = server.client().approve_order(uuid(ORDER)).await.unwrap_err();
     assert_eq!(error.class(), Class::Refused);
     assert!(error.to_string().chars().count() < 700);
 }
@@ -198,22 +166,14 @@ async fn what_a_server_echoes_does_not_reach_the_error() {
     for status in [400, 401, 403, 404, 409, 500] {
         for text in &texts {
             let server = Server::always(Reply::json(status, text)).await;
-            let error = server
-                .client()
-                .report_api_key_created(uuid(ORDER), "r-1", &key.into())
-                .await
-                .unwrap_err();
+            let error = server.client().report_api_key_created(uuid(ORDER), "r-1", &key.into()).await.unwrap_err();
             for shown in [error.to_string(), format!("{error:?}")] {
-                assert!(
-                    !shown.contains(TOKEN) && !shown.contains(key),
-                    "{status} {shown}"
-                );
+                assert!(!shown.contains(TOKEN) && !shown.contains(key), "{status} {shown}");
             }
         }
     }
     // A plain page and an unreadable success are no way around it.
-    let page =
-        Reply::new(500, format!("<title>{TOKEN}</title>{key}")).header("content-type", "text/html");
+    let page = Reply::new(500, format!("<title>{TOKEN}</title>{key}")).header("content-type", "text/html");
     let odd = Reply::json(200, json!({"permissions": [TOKEN]}));
     for reply in [page, odd] {
         let error = Server::always(reply.clone()).await;
@@ -234,10 +194,7 @@ async fn secrets_are_not_shown() {
 async fn every_call_names_the_agent() {
     let server = Server::always(Reply::json(200, "{}")).await;
     server.client().me().await.unwrap();
-    assert_eq!(
-        server.seen()[0].header("user-agent"),
-        "llm-access-agent/test"
-    );
+    assert_eq!(server.seen()[0].header("user-agent"), "llm-access-agent/test");
     assert_eq!(server.seen()[0].path, "/api/users/me/");
 }
 
@@ -245,10 +202,7 @@ async fn every_call_names_the_agent() {
 fn settings_that_cannot_work_are_refused() {
     let with = |url: &str| settings(url.parse().unwrap());
     let error = Client::new(with("http://w.example.org/")).unwrap_err();
-    assert!(
-        matches!(error, BuildError::InsecureHttp { .. }),
-        "{error:?}"
-    );
+    assert!(matches!(error, BuildError::InsecureHttp { .. }), "{error:?}");
     assert!(error.to_string().contains("allow_insecure_http"), "{error}");
     let mut allowed = with("http://w.example.org/");
     allowed.allow_insecure_http = true;
@@ -257,11 +211,7 @@ fn settings_that_cannot_work_are_refused() {
     let error = Client::new(with("https://u:hunter2@w.example.org/")).unwrap_err();
     assert!(matches!(error, BuildError::BadUrl { .. }), "{error:?}");
 
-    for pem in [
-        &b"no certificate"[..],
-        b"",
-        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-    ] {
+    for pem in [&b"no certificate"[..], b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         let mut settings = with("https://w.example.org/");
         settings.ca_bundle = Some(pem.to_vec());
         let error = Client::new(settings).unwrap_err();
@@ -270,8 +220,5 @@ fn settings_that_cannot_work_are_refused() {
 
     let mut settings = with("https://w.example.org/");
     settings.user_agent = "a\nb".to_owned();
-    assert!(matches!(
-        Client::new(settings).unwrap_err(),
-        BuildError::Http { .. }
-    ));
+    assert!(matches!(Client::new(settings).unwrap_err(), BuildError::Http { .. }));
 }

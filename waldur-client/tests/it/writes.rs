@@ -5,24 +5,16 @@ use std::collections::BTreeMap;
 use rust_decimal::Decimal;
 use secrecy::SecretString;
 use serde_json::{Value, json};
-use waldur_client::{
-    BillingType, Client, ComponentChange, Endpoint, Limits, NewComponent, ReportSection, Result,
-    Usage,
-};
+use waldur_client::{BillingType, Client, ComponentChange, Endpoint, Limits, NewComponent, ReportSection, Result, Usage};
 
 use crate::recordings::{OFFERING, ORDER, PLAN, RESOURCE, Recording};
 use crate::server::{Reply, Seen, Server, uuid};
 
 /// Makes a call against a recording; gives what was sent.
-async fn replay<T>(
-    recording: &str,
-    call: impl AsyncFnOnce(Client) -> Result<T>,
-) -> (Recording, Seen) {
+async fn replay<T>(recording: &str, call: impl AsyncFnOnce(Client) -> Result<T>) -> (Recording, Seen) {
     let recording = Recording::load(recording);
     let server = recording.serve().await;
-    call(server.client())
-        .await
-        .unwrap_or_else(|error| panic!("{}: {error}", recording.name));
+    call(server.client()).await.unwrap_or_else(|error| panic!("{}: {error}", recording.name));
     let seen = server.seen();
     assert_eq!(seen.len(), 1, "{}", recording.name);
     (recording, seen[0].clone())
@@ -42,37 +34,16 @@ fn dec(text: &str) -> Decimal {
 #[tokio::test]
 async fn orders() {
     for body in [
-        replay("c016", async |c| {
-            c.approve_order(uuid(ORDER)).await.map(drop)
-        })
-        .await,
+        replay("c016", async |c| c.approve_order(uuid(ORDER)).await.map(drop)).await,
         replay("c025", async |c| c.set_order_done(uuid(ORDER)).await).await,
-        replay("e004", async |c| {
-            c.set_order_executing(uuid("75763a27ae4448739045a77fa4f770c6"))
-                .await
-        })
-        .await,
+        replay("e004", async |c| c.set_order_executing(uuid("75763a27ae4448739045a77fa4f770c6")).await).await,
     ] {
         assert_eq!(body.1.json(), json!({}));
     }
-    let (_, seen) = replay("i015", async |c| {
-        c.reject_order(uuid("3830cb20f97549528a299baae1272bfe"), "No such model")
-            .await
-    })
-    .await;
-    assert_eq!(
-        seen.json(),
-        json!({"provider_rejection_comment": "No such model"})
-    );
-    replay_exactly("e007", async |c| {
-        c.set_order_erred(
-            uuid("75763a27ae4448739045a77fa4f770c6"),
-            "gateway 503",
-            "Traceback: x",
-        )
-        .await
-    })
-    .await;
+    let (_, seen) = replay("i015", async |c| c.reject_order(uuid("3830cb20f97549528a299baae1272bfe"), "No such model").await).await;
+    assert_eq!(seen.json(), json!({"provider_rejection_comment": "No such model"}));
+    replay_exactly("e007", async |c| c.set_order_erred(uuid("75763a27ae4448739045a77fa4f770c6"), "gateway 503", "Traceback: x").await)
+        .await;
 }
 
 #[tokio::test]
@@ -81,10 +52,7 @@ async fn approving_tells_whether_the_server_said_anything() {
         (Recording::load("c016").reply(), false),
         (Reply::new(200, " \n"), false),
         (Reply::new(204, ""), false),
-        (
-            Reply::json(200, json!({"detail": "Order has been approved."})),
-            true,
-        ),
+        (Reply::json(200, json!({"detail": "Order has been approved."})), true),
         (Reply::new(200, "x".repeat(1 << 20)), true),
     ];
     for (reply, answered) in cases {
@@ -97,59 +65,34 @@ async fn approving_tells_whether_the_server_said_anything() {
 #[tokio::test]
 async fn an_erred_order_always_carries_both_texts() {
     let server = Server::always(Reply::new(200, "")).await;
-    server
-        .client()
-        .set_order_erred(uuid(ORDER), "", "")
-        .await
-        .unwrap();
-    assert_eq!(
-        server.seen()[0].json(),
-        json!({"error_message": "", "error_traceback": ""})
-    );
+    server.client().set_order_erred(uuid(ORDER), "", "").await.unwrap();
+    assert_eq!(server.seen()[0].json(), json!({"error_message": "", "error_traceback": ""}));
 }
 
 #[tokio::test]
 async fn resources() {
     for recording in ["c022", "c023"] {
-        replay_exactly(recording, async |c| {
-            c.set_backend_id(uuid(RESOURCE), "team-7f3a").await
-        })
-        .await;
+        replay_exactly(recording, async |c| c.set_backend_id(uuid(RESOURCE), "team-7f3a").await).await;
     }
     replay_exactly("c024", async |c| {
         let metadata = json!({"team_id": "team-7f3a", "key_alias": "seabird"});
-        c.set_backend_metadata(uuid(RESOURCE), metadata.as_object().unwrap())
-            .await
+        c.set_backend_metadata(uuid(RESOURCE), metadata.as_object().unwrap()).await
     })
     .await;
     replay_exactly("d019", async |c| {
-        let section = ReportSection {
-            header: "Models".into(),
-            body: "kestrel-8b: 12.5k in".into(),
-        };
+        let section = ReportSection { header: "Models".into(), body: "kestrel-8b: 12.5k in".into() };
         c.submit_report(uuid(RESOURCE), &[section]).await
     })
     .await;
-    replay("i019", async |c| {
-        c.unlink_resource(uuid("1f0e9a1838004c9fa07d80517179f16e"))
-            .await
-    })
-    .await;
+    replay("i019", async |c| c.unlink_resource(uuid("1f0e9a1838004c9fa07d80517179f16e")).await).await;
 }
 
 #[tokio::test]
 async fn calls_of_later_servers() {
     let server = Server::always(Reply::new(200, "")).await;
     let client = server.client();
-    let limits: Limits = [
-        ("spend".into(), dec("80.00")),
-        ("tpm_limit".into(), dec("0.5")),
-    ]
-    .into();
-    let endpoint = Endpoint {
-        name: "OpenAI API".into(),
-        url: "https://llm.example.org/v1".into(),
-    };
+    let limits: Limits = [("spend".into(), dec("80.00")), ("tpm_limit".into(), dec("0.5"))].into();
+    let endpoint = Endpoint { name: "OpenAI API".into(), url: "https://llm.example.org/v1".into() };
     let resource = uuid(RESOURCE);
     client.set_endpoints(resource, &[endpoint]).await.unwrap();
     client.set_limits(resource, &limits).await.unwrap();
@@ -158,38 +101,17 @@ async fn calls_of_later_servers() {
     client.refresh_last_sync(resource).await.unwrap();
     client.retry_order(uuid(ORDER)).await.unwrap();
     let key = SecretString::from("sk-abcdefgh");
-    client
-        .report_api_key_created(resource, "r-1", &key)
-        .await
-        .unwrap();
+    client.report_api_key_created(resource, "r-1", &key).await.unwrap();
 
-    let sent: Vec<(String, String)> = server
-        .seen()
-        .into_iter()
-        .map(|seen| {
-            (
-                seen.path.trim_start_matches("/api/marketplace-").to_owned(),
-                seen.body,
-            )
-        })
-        .collect();
+    let sent: Vec<(String, String)> =
+        server.seen().into_iter().map(|seen| (seen.path.trim_start_matches("/api/marketplace-").to_owned(), seen.body)).collect();
     let resource = format!("provider-resources/{RESOURCE}");
     let expected = [
-        (
-            format!("{resource}/set_endpoints/"),
-            r#"{"endpoints":[{"name":"OpenAI API","url":"https://llm.example.org/v1"}]}"#
-                .to_owned(),
-        ),
+        (format!("{resource}/set_endpoints/"), r#"{"endpoints":[{"name":"OpenAI API","url":"https://llm.example.org/v1"}]}"#.to_owned()),
         // A whole amount is an integer: servers before 2026 take no other.
-        (
-            format!("{resource}/set_limits/"),
-            r#"{"limits":{"spend":80,"tpm_limit":0.5}}"#.to_owned(),
-        ),
+        (format!("{resource}/set_limits/"), r#"{"limits":{"spend":80,"tpm_limit":0.5}}"#.to_owned()),
         (format!("{resource}/set_as_ok/"), "{}".to_owned()),
-        (
-            format!("{resource}/set_as_erred/"),
-            r#"{"error_message":"m","error_traceback":""}"#.to_owned(),
-        ),
+        (format!("{resource}/set_as_erred/"), r#"{"error_message":"m","error_traceback":""}"#.to_owned()),
         (format!("{resource}/refresh_last_sync/"), "{}".to_owned()),
         (format!("orders/{ORDER}/retry/"), "{}".to_owned()),
         (
@@ -199,10 +121,8 @@ async fn calls_of_later_servers() {
     ];
     for (sent, expected) in sent.iter().zip(&expected) {
         assert_eq!(sent.0, expected.0);
-        let (sent_body, expected_body): (Value, Value) = (
-            serde_json::from_str(&sent.1).unwrap(),
-            serde_json::from_str(&expected.1).unwrap(),
-        );
+        let (sent_body, expected_body): (Value, Value) =
+            (serde_json::from_str(&sent.1).unwrap(), serde_json::from_str(&expected.1).unwrap());
         assert_eq!(sent_body, expected_body, "{}", sent.0);
     }
     assert_eq!(sent.len(), expected.len());
@@ -211,27 +131,16 @@ async fn calls_of_later_servers() {
 
 #[tokio::test]
 async fn usage() {
-    let usage = |kind: &str, amount: &str| Usage {
-        kind: kind.into(),
-        amount: dec(amount),
-    };
+    let usage = |kind: &str, amount: &str| Usage { kind: kind.into(), amount: dec(amount) };
     replay_exactly("d001", async |c| {
-        let usages = [
-            usage("kestrel-8b-input", "12.5"),
-            usage("kestrel-8b-output", "3.200"),
-            usage("spend", "0.015"),
-        ];
+        let usages = [usage("kestrel-8b-input", "12.5"), usage("kestrel-8b-output", "3.200"), usage("spend", "0.015")];
         c.set_usage(uuid(RESOURCE), &usages, None).await
     })
     .await;
 
     let server = Server::always(Reply::new(201, "")).await;
     let date = "2026-11-30T23:59:59Z".parse().unwrap();
-    server
-        .client()
-        .set_usage(uuid(RESOURCE), &[usage("a", "-0.001")], Some(date))
-        .await
-        .unwrap();
+    server.client().set_usage(uuid(RESOURCE), &[usage("a", "-0.001")], Some(date)).await.unwrap();
     assert_eq!(
         server.seen()[0].json(),
         json!({"resource": RESOURCE, "usages": [{"type": "a", "amount": "0.00"}], "date": "2026-11-30T23:59:59Z"})
@@ -255,34 +164,22 @@ async fn offering() {
     })
     .await;
     replay_exactly("b013", async |c| {
-        let change = ComponentChange {
-            name: Some("osprey-3b input (renamed)".into()),
-            ..ComponentChange::default()
-        };
-        c.update_component(offering, uuid("959c8536173643989186de360cf6758e"), &change)
-            .await
+        let change = ComponentChange { name: Some("osprey-3b input (renamed)".into()), ..ComponentChange::default() };
+        c.update_component(offering, uuid("959c8536173643989186de360cf6758e"), &change).await
     })
     .await;
-    replay_exactly("b022", async |c| {
-        c.remove_component(offering, uuid("959c8536173643989186de360cf6758e"))
-            .await
-    })
-    .await;
+    replay_exactly("b022", async |c| c.remove_component(offering, uuid("959c8536173643989186de360cf6758e")).await).await;
     for recording in ["b025", "b026"] {
         let body = Recording::load(recording).request;
         replay_exactly(recording, async |c| match recording {
             "b025" => c.set_offering_options(offering, &body["options"]).await,
-            _ => {
-                c.set_resource_options(offering, &body["resource_options"])
-                    .await
-            }
+            _ => c.set_resource_options(offering, &body["resource_options"]).await,
         })
         .await;
     }
     replay_exactly("k012", async |c| {
         let metadata = json!({"retired_components": ["unused-input"]});
-        c.set_offering_metadata(offering, metadata.as_object().unwrap())
-            .await
+        c.set_offering_metadata(offering, metadata.as_object().unwrap()).await
     })
     .await;
 }
@@ -290,10 +187,7 @@ async fn offering() {
 #[tokio::test]
 async fn prices_are_written_with_every_digit() {
     replay_exactly("b016", async |c| {
-        let prices = BTreeMap::from([
-            ("osprey-3b-input".to_owned(), dec("0.0001")),
-            ("kestrel-8b-input".to_owned(), dec("0.0003000000")),
-        ]);
+        let prices = BTreeMap::from([("osprey-3b-input".to_owned(), dec("0.0001")), ("kestrel-8b-input".to_owned(), dec("0.0003000000"))]);
         c.set_prices(uuid(PLAN), &prices).await
     })
     .await;
@@ -306,10 +200,7 @@ async fn prices_are_written_with_every_digit() {
         c.set_prices(uuid(PLAN), &prices).await
     })
     .await;
-    assert_eq!(
-        seen.body,
-        r#"{"prices":{"a":0.0000000001,"b":0,"c":123456789012.0123456789}}"#
-    );
+    assert_eq!(seen.body, r#"{"prices":{"a":0.0000000001,"b":0,"c":123456789012.0123456789}}"#);
 }
 
 #[tokio::test]
@@ -328,11 +219,7 @@ async fn success_is_the_status_and_needs_no_body() {
 async fn other_statuses_below_400_are_no_success() {
     for status in [203, 205, 206, 207, 300, 304] {
         let server = Server::always(Reply::new(status, "")).await;
-        let error = server
-            .client()
-            .approve_order(uuid(ORDER))
-            .await
-            .unwrap_err();
+        let error = server.client().approve_order(uuid(ORDER)).await.unwrap_err();
         assert_eq!(error.class(), waldur_client::Class::Transient, "{status}");
         assert_eq!(error.status(), Some(status));
         assert_eq!(error.may_have_happened(), status < 300, "{status}");

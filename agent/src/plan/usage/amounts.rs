@@ -36,10 +36,17 @@ pub fn usable_components(components: &[Component]) -> BTreeSet<String> {
 /// divided by the unit and then rounded half-up, so that it never drifts from the total however often it is sent. `shared`
 /// are model names whose split is unknown; the aggregate amounts are right all the same.
 #[must_use]
-pub fn component_amounts(models: &BTreeMap<String, ModelTotals>, usable: &BTreeSet<String>, token_unit: Decimal, shared: &BTreeSet<String>, partial: bool) -> Amounts {
+pub fn component_amounts(
+    models: &BTreeMap<String, ModelTotals>,
+    usable: &BTreeSet<String>,
+    token_unit: Decimal,
+    shared: &BTreeSet<String>,
+    partial: bool,
+) -> Amounts {
     let mut amounts = Amounts { partial, ..Amounts::default() };
     let all = |pick: fn(&ModelTotals) -> Decimal| models.values().map(pick).sum::<Decimal>();
-    let sums = [amount(all(|t| t.input_tokens), token_unit), amount(all(|t| t.output_tokens), token_unit), amount(all(|t| t.spend), Decimal::ONE)];
+    let sums =
+        [amount(all(|t| t.input_tokens), token_unit), amount(all(|t| t.output_tokens), token_unit), amount(all(|t| t.spend), Decimal::ONE)];
     amounts.by_kind.extend(AGGREGATE.map(str::to_owned).into_iter().zip(sums));
     let aggregate = AGGREGATE.iter().any(|kind| usable.contains(*kind));
     for (model, sum) in models {
@@ -67,7 +74,12 @@ pub fn component_amounts(models: &BTreeMap<String, ModelTotals>, usable: &BTreeS
 /// The amounts by day: the rounded total up to the end of a day, less that up to the end of the day before, so that the days
 /// of a month add up to its amount.
 #[must_use]
-pub fn daily_amounts(days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>, usable: &BTreeSet<String>, token_unit: Decimal, shared: &BTreeSet<String>) -> Vec<DailyUsage> {
+pub fn daily_amounts(
+    days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>,
+    usable: &BTreeSet<String>,
+    token_unit: Decimal,
+    shared: &BTreeSet<String>,
+) -> Vec<DailyUsage> {
     let mut so_far: BTreeMap<String, ModelTotals> = BTreeMap::new();
     let mut before: BTreeMap<String, Decimal> = BTreeMap::new();
     let mut daily = Vec::new();
@@ -120,7 +132,8 @@ fn is_filled(kind: &str) -> bool {
 #[must_use]
 pub fn decide(amounts: &Amounts, held: &BTreeMap<String, Decimal>, usable: &BTreeSet<String>, allow_decrease: bool) -> Decision {
     let mut decision = Decision::default();
-    let kinds: BTreeSet<&String> = amounts.by_kind.keys().chain(held.keys()).filter(|kind| usable.contains(*kind) && is_filled(kind)).collect();
+    let kinds: BTreeSet<&String> =
+        amounts.by_kind.keys().chain(held.keys()).filter(|kind| usable.contains(*kind) && is_filled(kind)).collect();
     let mut changed = false;
     for kind in kinds {
         let before = held.get(kind).copied();

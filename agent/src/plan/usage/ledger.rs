@@ -238,7 +238,12 @@ impl Ledger {
         }
         for (date, model) in &self.cut {
             models.insert((*date, *model));
-            withheld.insert(Withheld { date: *date, model: Some(self.models.text(*model).into()), team: None, why: "the keys of a row do not add up to the row".into() });
+            withheld.insert(Withheld {
+                date: *date,
+                model: Some(self.models.text(*model).into()),
+                team: None,
+                why: "the keys of a row do not add up to the row".into(),
+            });
         }
         let mut by_day: BTreeMap<Date, Counts> = BTreeMap::new();
         for ((date, _), counts) in &self.by_model {
@@ -270,8 +275,11 @@ impl Ledger {
             }
         }
         if let Some(after) = after {
-            let lower = |totals: Option<&BTreeMap<(Date, String), Counts>>, at: &(Date, String)| totals.map(|totals| totals.get(at).copied().unwrap_or_default());
-            let mine: BTreeMap<(Date, String), Counts> = self.by_model.iter().map(|((date, model), counts)| ((*date, self.models.text(*model).to_owned()), *counts)).collect();
+            let lower = |totals: Option<&BTreeMap<(Date, String), Counts>>, at: &(Date, String)| {
+                totals.map(|totals| totals.get(at).copied().unwrap_or_default())
+            };
+            let mine: BTreeMap<(Date, String), Counts> =
+                self.by_model.iter().map(|((date, model), counts)| ((*date, self.models.text(*model).to_owned()), *counts)).collect();
             for at in mine.keys().chain(after.models.keys()).collect::<BTreeSet<_>>() {
                 let sum = mine.get(at).copied().unwrap_or_default();
                 let most = after.models.get(at).copied().unwrap_or_default();
@@ -283,11 +291,17 @@ impl Ledger {
                 }
             }
             if self.teams_told && !after.teams.is_empty() {
-                let mine: BTreeMap<(Date, String), Counts> = self.by_team.iter().map(|((date, team), counts)| ((*date, self.teams.text(*team).to_owned()), *counts)).collect();
+                let mine: BTreeMap<(Date, String), Counts> =
+                    self.by_team.iter().map(|((date, team), counts)| ((*date, self.teams.text(*team).to_owned()), *counts)).collect();
                 for at in mine.keys().chain(after.teams.keys()).collect::<BTreeSet<_>>() {
                     let sum = mine.get(at).copied().unwrap_or_default();
                     let most = after.teams.get(at).copied().unwrap_or_default();
-                    if let Some(why) = disagreement(&billed(&sum), lower(before.map(|totals| &totals.teams), at).map(|counts| billed(&counts)), &billed(&most), at.0 >= today) {
+                    if let Some(why) = disagreement(
+                        &billed(&sum),
+                        lower(before.map(|totals| &totals.teams), at).map(|counts| billed(&counts)),
+                        &billed(&most),
+                        at.0 >= today,
+                    ) {
                         if let Some(team) = self.teams.numbers.get(&at.1) {
                             teams.insert((at.0, *team));
                         }
@@ -296,10 +310,20 @@ impl Ledger {
                 }
             }
         }
-        let mut proven = Proven { withheld: withheld.into_iter().collect(), names: self.teams, models: self.models, keys: self.keys, aliases: self.aliases, ..Proven::default() };
+        let mut proven = Proven {
+            withheld: withheld.into_iter().collect(),
+            names: self.teams,
+            models: self.models,
+            keys: self.keys,
+            aliases: self.aliases,
+            ..Proven::default()
+        };
         proven.rows = self.parts.len();
         for (part, counts) in self.parts {
-            if days.contains(&part.date) || models.contains(&(part.date, part.model)) || part.team.is_some_and(|team| teams.contains(&(part.date, team))) {
+            if days.contains(&part.date)
+                || models.contains(&(part.date, part.model))
+                || part.team.is_some_and(|team| teams.contains(&(part.date, team)))
+            {
                 continue;
             }
             match part.team {
@@ -330,17 +354,30 @@ fn shown(counts: &Counts) -> String {
 /// Why a sum over pages cannot be right; `None` where it can.
 fn disagreement(sum: &Counts, least: Option<Counts>, most: &Counts, grows: bool) -> Option<String> {
     if !grows {
-        return (!sum.agrees_with(most)).then(|| format!("the pages add up to {} and the gateway's own total is {}", shown(sum), shown(most)));
+        return (!sum.agrees_with(most))
+            .then(|| format!("the pages add up to {} and the gateway's own total is {}", shown(sum), shown(most)));
     }
     let least = least.unwrap_or_default();
     let between = at_most(&least, sum) && at_most(sum, most);
-    (!between).then(|| format!("the pages add up to {}, which is not between {} before and {} after", shown(sum), shown(&least), shown(most)))
+    (!between)
+        .then(|| format!("the pages add up to {}, which is not between {} before and {} after", shown(sum), shown(&least), shown(most)))
 }
 
 /// Whether no counter of `a` is above that of `b`, cost up to the noise of binary additions.
 fn at_most(a: &Counts, b: &Counts) -> bool {
-    let counters = |c: &Counts| [c.prompt_tokens, c.completion_tokens, c.total_tokens, c.cache_read_input_tokens, c.successful_requests, c.failed_requests, c.api_requests];
-    let cheap = a.spend <= b.spend || Counts { spend: a.spend, ..Counts::default() }.agrees_with(&Counts { spend: b.spend, ..Counts::default() });
+    let counters = |c: &Counts| {
+        [
+            c.prompt_tokens,
+            c.completion_tokens,
+            c.total_tokens,
+            c.cache_read_input_tokens,
+            c.successful_requests,
+            c.failed_requests,
+            c.api_requests,
+        ]
+    };
+    let cheap =
+        a.spend <= b.spend || Counts { spend: a.spend, ..Counts::default() }.agrees_with(&Counts { spend: b.spend, ..Counts::default() });
     cheap && counters(a).iter().zip(counters(b)).all(|(a, b)| *a <= b)
 }
 
@@ -388,7 +425,12 @@ impl Proven {
                 let slot = alias.and_then(|alias| KeyAlias::parse(resource?, alias)).map(|alias| alias.slot);
                 (slot, alias.cloned().unwrap_or_else(|| self.keys.text(row.key).to_owned()))
             });
-            let sums = [&mut used.models, used.days.entry(row.date).or_default(), used.keys.entry(key.clone()).or_default(), used.slots.entry(*slot).or_default()];
+            let sums = [
+                &mut used.models,
+                used.days.entry(row.date).or_default(),
+                used.keys.entry(key.clone()).or_default(),
+                used.slots.entry(*slot).or_default(),
+            ];
             for sum in sums {
                 match sum.get_mut(model) {
                     Some(sum) => sum.add(&row.counts),
@@ -415,12 +457,19 @@ impl Proven {
         let mut less: HashMap<(u32, Date, u32, u32), Counts> = HashMap::new();
         for call in calls.iter().filter(|call| call.failed) {
             let date = call.started.to_zoned(jiff::tz::TimeZone::UTC).date();
-            let (Some(team), Some(model), Some(key)) =
-                (call.team_id.as_ref().and_then(|team| self.names.numbers.get(team)), self.models.numbers.get(&call.model_group), self.keys.numbers.get(&call.key))
-            else {
+            let (Some(team), Some(model), Some(key)) = (
+                call.team_id.as_ref().and_then(|team| self.names.numbers.get(team)),
+                self.models.numbers.get(&call.model_group),
+                self.keys.numbers.get(&call.key),
+            ) else {
                 continue;
             };
-            let more = Counts { prompt_tokens: call.prompt_tokens, completion_tokens: call.completion_tokens, spend: call.spend, ..Counts::default() };
+            let more = Counts {
+                prompt_tokens: call.prompt_tokens,
+                completion_tokens: call.completion_tokens,
+                spend: call.spend,
+                ..Counts::default()
+            };
             add(less.entry((*team, date, *model, *key)).or_default(), &more);
         }
         let mut withheld = Vec::new();
@@ -428,7 +477,8 @@ impl Proven {
             rows.retain_mut(|row| {
                 let Some(less) = less.get(&(*team, row.date, row.model, row.key)) else { return true };
                 let counts = &row.counts;
-                let left = counts.prompt_tokens.checked_sub(less.prompt_tokens).zip(counts.completion_tokens.checked_sub(less.completion_tokens));
+                let left =
+                    counts.prompt_tokens.checked_sub(less.prompt_tokens).zip(counts.completion_tokens.checked_sub(less.completion_tokens));
                 if let Some((prompt_tokens, completion_tokens)) = left {
                     row.counts = Counts { prompt_tokens, completion_tokens, spend: counts.spend - less.spend, ..*counts };
                     return true;

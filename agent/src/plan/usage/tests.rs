@@ -27,7 +27,15 @@ fn at(text: &str) -> Timestamp {
 }
 
 fn counts(prompt: u64, completion: u64, spend: &str) -> Counts {
-    Counts { prompt_tokens: prompt, completion_tokens: completion, total_tokens: prompt + completion, successful_requests: 1, api_requests: 1, spend: dec(spend), ..Counts::default() }
+    Counts {
+        prompt_tokens: prompt,
+        completion_tokens: completion,
+        total_tokens: prompt + completion,
+        successful_requests: 1,
+        api_requests: 1,
+        spend: dec(spend),
+        ..Counts::default()
+    }
 }
 
 fn sum<'a>(all: impl IntoIterator<Item = &'a Counts>) -> Counts {
@@ -56,10 +64,21 @@ fn page(date: &str, rows: &[Raw<'_>]) -> DayPage {
             .map(|(model, keys)| ModelUsage {
                 model_group: model.into(),
                 totals: sum(keys.values().map(|part| &part.1)),
-                keys: keys.into_iter().map(|(hash, (team, counts))| KeyUsage { hash: hash.into(), alias: hash.strip_prefix("h-").map(str::to_owned), team_id: team.map(str::to_owned), counts }).collect(),
+                keys: keys
+                    .into_iter()
+                    .map(|(hash, (team, counts))| KeyUsage {
+                        hash: hash.into(),
+                        alias: hash.strip_prefix("h-").map(str::to_owned),
+                        team_id: team.map(str::to_owned),
+                        counts,
+                    })
+                    .collect(),
             })
             .collect(),
-        teams: teams.into_iter().map(|(team, (totals, keys))| TeamUsage { team_id: team.into(), totals, keys: keys.into_iter().map(str::to_owned).collect() }).collect(),
+        teams: teams
+            .into_iter()
+            .map(|(team, (totals, keys))| TeamUsage { team_id: team.into(), totals, keys: keys.into_iter().map(str::to_owned).collect() })
+            .collect(),
     }
 }
 
@@ -111,7 +130,8 @@ fn a_ledger_is_split_by_team_model_and_kind_of_key() {
 fn lists_of_keys_that_are_cut_short_are_seen_at_any_number_of_keys() {
     for keys in [99, 100, 101, 150] {
         let names: Vec<(String, String)> = (0..keys).map(|n| (format!("team-{n}"), format!("h-{n}"))).collect();
-        let rows: Vec<Raw> = names.iter().map(|(team, key)| (Some(team.as_str()), key.as_str(), "kestrel-8b", counts(10, 0, "10"))).collect();
+        let rows: Vec<Raw> =
+            names.iter().map(|(team, key)| (Some(team.as_str()), key.as_str(), "kestrel-8b", counts(10, 0, "10"))).collect();
         let whole = page(CLOSED, &rows);
         let totals = Totals::of(std::slice::from_ref(&whole));
         let mut cut = whole.clone();
@@ -200,7 +220,12 @@ fn failed_calls_are_taken_out_by_the_log_and_never_below_nothing() {
         started: at("2026-11-29T23:59:59.999Z"),
     };
     let mut proven = read(&[rows]).prove(None, Some(&totals), day(TODAY));
-    proven.without_failed(&[call("a", "h-k", 10, true), call("a", "h-k", 100, false), call("b", "h-l", 6, true), call("c", "h-z", 6, true)]);
+    proven.without_failed(&[
+        call("a", "h-k", 10, true),
+        call("a", "h-k", 100, false),
+        call("b", "h-l", 6, true),
+        call("c", "h-z", 6, true),
+    ]);
     assert_eq!(month_of(&proven, "a").models["m"].input_tokens, dec("100"));
     assert!(month_of(&proven, "b").partial && month_of(&proven, "b").models.is_empty());
     assert_eq!(proven.withheld.len(), 1);
@@ -209,12 +234,23 @@ fn failed_calls_are_taken_out_by_the_log_and_never_below_nothing() {
 
 #[test]
 fn two_public_names_on_one_upstream_are_found() {
-    let all = [("a", Some("openai/x")), ("a", Some("openai/x")), ("b", Some("openai/x")), ("c", Some("openai/y")), ("c", Some("openai/z")), ("d", None), ("e", None)];
+    let all = [
+        ("a", Some("openai/x")),
+        ("a", Some("openai/x")),
+        ("b", Some("openai/x")),
+        ("c", Some("openai/y")),
+        ("c", Some("openai/z")),
+        ("d", None),
+        ("e", None),
+    ];
     assert_eq!(shared_upstreams(all), kinds(&["a", "b"]));
 }
 
 fn used(model: &str, input: &str, output: &str, spend: &str) -> BTreeMap<String, ModelTotals> {
-    BTreeMap::from([(model.to_owned(), ModelTotals { input_tokens: dec(input), output_tokens: dec(output), spend: dec(spend), requests: 1 })])
+    BTreeMap::from([(
+        model.to_owned(),
+        ModelTotals { input_tokens: dec(input), output_tokens: dec(output), spend: dec(spend), requests: 1 },
+    )])
 }
 
 fn kinds(names: &[&str]) -> BTreeSet<String> {
@@ -229,7 +265,15 @@ fn amounts_of(models: &BTreeMap<String, ModelTotals>, usable: &[&str], unit: u32
 #[test]
 fn amounts_are_month_totals_rounded_once() {
     let all = ["m:input", "m:output", "input_tokens", "output_tokens", "spend"];
-    for (tokens, unit, expected) in [("999", 1000, "1.00"), ("1000", 1000, "1.00"), ("1500", 1000, "1.50"), ("1", 1, "1.00"), ("4999", 1_000_000, "0.00"), ("5000", 1_000_000, "0.01"), ("9007199254740993005", 1000, "9007199254740993.01")] {
+    for (tokens, unit, expected) in [
+        ("999", 1000, "1.00"),
+        ("1000", 1000, "1.00"),
+        ("1500", 1000, "1.50"),
+        ("1", 1, "1.00"),
+        ("4999", 1_000_000, "0.00"),
+        ("5000", 1_000_000, "0.01"),
+        ("9007199254740993005", 1000, "9007199254740993.01"),
+    ] {
         let amounts = amounts_of(&used("m", tokens, "0", "0"), &all, unit);
         let shown = amounts.get("m:input").map_or("0.00", String::as_str);
         assert_eq!(shown, expected, "{tokens}");
@@ -243,12 +287,19 @@ fn amounts_are_month_totals_rounded_once() {
     let mut two = used("a", "5", "0", "0.005");
     two.extend(used("b", "5", "0", "0.005"));
     let amounts = amounts_of(&two, &["a:input", "b:input", "input_tokens", "spend"], 1000);
-    assert_eq!(amounts, BTreeMap::from([("a:input", "0.01"), ("b:input", "0.01"), ("input_tokens", "0.01"), ("spend", "0.01")].map(|(k, v)| (k.to_owned(), v.to_owned()))));
+    assert_eq!(
+        amounts,
+        BTreeMap::from(
+            [("a:input", "0.01"), ("b:input", "0.01"), ("input_tokens", "0.01"), ("spend", "0.01")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        )
+    );
 }
 
 #[test]
 fn days_add_up_to_the_month_and_never_drift() {
-    let days: BTreeMap<Date, BTreeMap<String, ModelTotals>> = (1..=30).map(|n| (jiff::civil::date(2026, 11, n), used("m", "3349", "0", "0.3349"))).collect();
+    let days: BTreeMap<Date, BTreeMap<String, ModelTotals>> =
+        (1..=30).map(|n| (jiff::civil::date(2026, 11, n), used("m", "3349", "0", "0.3349"))).collect();
     let daily = daily_amounts(&days, &kinds(&["m:input", "spend"]), Decimal::from(10_000), &BTreeSet::new());
     for kind in ["m:input", "spend"] {
         let of: Vec<String> = daily.iter().filter(|day| day.kind == kind).map(|day| day.amount.to_string()).collect();
@@ -265,12 +316,18 @@ fn a_figure_is_only_raised_and_what_is_unknown_is_left_alone() {
     let amounts = component_amounts(&used("m", "2000", "0", "3"), &usable, dec("1000"), &BTreeSet::new(), false);
 
     assert_eq!(sent(&decide(&amounts, &held(&[]), &usable, false)), [("m:input".into(), "2.00".into()), ("spend".into(), "3.00".into())]);
-    assert_eq!(decide(&amounts, &held(&[("m:input", "2"), ("spend", "3.00"), ("token_cost", "9"), ("gone", "1")]), &usable, false), Decision::default());
+    assert_eq!(
+        decide(&amounts, &held(&[("m:input", "2"), ("spend", "3.00"), ("token_cost", "9"), ("gone", "1")]), &usable, false),
+        Decision::default()
+    );
     // All components go in one batch, also those that are there already.
     assert_eq!(decide(&amounts, &held(&[("m:input", "2"), ("spend", "1")]), &usable, false).send.len(), 2);
     // Lower: kept, and named with both figures. Nothing to send.
     let lower = decide(&amounts, &held(&[("m:input", "2.5"), ("spend", "3"), ("n:input", "1")]), &usable, false);
-    assert_eq!(lower.lower.iter().map(|l| (l.kind.as_str(), l.held.to_string(), l.ledger.to_string())).collect::<Vec<_>>(), [("m:input", "2.5".into(), "2.00".into()), ("n:input", "1".into(), "0".into())]);
+    assert_eq!(
+        lower.lower.iter().map(|l| (l.kind.as_str(), l.held.to_string(), l.ledger.to_string())).collect::<Vec<_>>(),
+        [("m:input", "2.5".into(), "2.00".into()), ("n:input", "1".into(), "0".into())]
+    );
     assert!(lower.send.is_empty());
     // With the word for it they fall, to nothing if need be.
     let allowed = decide(&amounts, &held(&[("m:input", "2.5"), ("spend", "3"), ("n:input", "1")]), &usable, true);
@@ -279,7 +336,14 @@ fn a_figure_is_only_raised_and_what_is_unknown_is_left_alone() {
     let partial = Amounts { partial: true, ..amounts.clone() };
     assert_eq!(decide(&partial, &held(&[("m:input", "2.5"), ("spend", "3")]), &usable, true), Decision::default());
     let shared = component_amounts(&used("m", "2000", "0", "3"), &usable, dec("1000"), &BTreeSet::from(["m".to_owned()]), false);
-    assert_eq!(decide(&shared, &held(&[("m:input", "1"), ("spend", "2")]), &usable, true).send.iter().map(|u| (u.kind.as_str(), u.amount.to_string())).collect::<Vec<_>>(), [("m:input", "1".into()), ("spend", "3.00".into())]);
+    assert_eq!(
+        decide(&shared, &held(&[("m:input", "1"), ("spend", "2")]), &usable, true)
+            .send
+            .iter()
+            .map(|u| (u.kind.as_str(), u.amount.to_string()))
+            .collect::<Vec<_>>(),
+        [("m:input", "1".into()), ("spend", "3.00".into())]
+    );
 }
 
 #[test]
