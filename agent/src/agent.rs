@@ -567,12 +567,12 @@ async fn secret_store(config: &Config) -> Result<SecretStore, BuildError> {
 /// # Errors
 /// A cluster that cannot be used.
 pub async fn kubernetes_api(config: &Config) -> Result<Option<llm_access_k8s::Secrets>, BuildError> {
-    let SecretsConfig::Kubernetes { kubeconfig, context, api_url, .. } = &config.secrets else { return Ok(None) };
+    let SecretsConfig::Kubernetes { kubeconfig, context, api_url, timeout, .. } = &config.secrets else { return Ok(None) };
     let settings = llm_access_k8s::Settings {
         kubeconfig: kubeconfig.clone(),
         context: context.clone(),
         api_url: api_url.clone(),
-        timeout: Duration::from_secs(15),
+        timeout: *timeout,
         user_agent: USER_AGENT.into(),
         field_manager: crate::domain::MANAGED_BY.into(),
     };

@@ -113,7 +113,7 @@ pub fn everywhere<S: Story>(name: &str, story: &S) {
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..8 {
+        for _ in 0..16 {
             scope.spawn(|| {
                 while let Some((k, fault_name, fault)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let problem = match tell(story, Some((*k, fault))) {

@@ -154,7 +154,7 @@ impl World {
         let folder = self.folder.path().display();
         let secrets = match self.store {
             Store::Kube => format!(
-                "{{store: kubernetes, api_url: {}, chat_namespace: {CHAT_NAMESPACE}, key_namespace: {KEY_NAMESPACE}}}",
+                "{{store: kubernetes, api_url: {}, timeout: 400ms, chat_namespace: {CHAT_NAMESPACE}, key_namespace: {KEY_NAMESPACE}}}",
                 self.kube.url()
             ),
             Store::Directory => format!("{{store: directory, path: {}}}", self.secrets_folder().display()),

@@ -213,7 +213,7 @@ fn crash_everywhere(story: Story, profile: Profile, store: Store, mint: bool) {
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..8 {
+        for _ in 0..16 {
             scope.spawn(|| {
                 while let Some((k, name, fault)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let mut run = Run::new(story, profile, store, mint);

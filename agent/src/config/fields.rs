@@ -89,6 +89,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("secrets.kubeconfig", "path", "in-cluster, then `KUBECONFIG`", "Kubeconfig of the `kubernetes` store."),
     field("secrets.context", "text", "the current one", "Context in the kubeconfig."),
     field("secrets.api_url", "URL", "from the kubeconfig", "Kubernetes API without credentials, for a local proxy; plain http on loopback only."),
+    field("secrets.timeout", "duration", "`15s`", "Longest time for one call to the Kubernetes API."),
     field("secrets.chat_namespace", "namespace, or a mapping project UUID to namespace", "required with `kubernetes`", "Where the Secrets for Open WebUI go."),
     field("secrets.key_namespace", "namespace", "required with `kubernetes`", "Where the Secrets with project keys go."),
     field("intervals.orders", "duration", "`15s`", "Beat of the order loop. Each beat varies by 10 %."),

@@ -381,6 +381,8 @@ pub enum SecretsConfig {
         context: Option<String>,
         /// The API without credentials, for a local proxy.
         api_url: Option<Url>,
+        /// Longest time for one call.
+        timeout: Duration,
         /// Where the Secrets for Open WebUI go.
         chat: ChatNamespaces,
         /// Where the Secrets with project keys go.
@@ -1067,7 +1069,7 @@ fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
     reader.required(&section, "store")?;
     let store = reader.choice(&section, "store", &[("directory", Store::Directory), ("kubernetes", Store::Kubernetes)])?;
     let (foreign, name): (&[&str], &str) = match store {
-        Store::Directory => (&["kubeconfig", "context", "api_url", "chat_namespace", "key_namespace"], "kubernetes"),
+        Store::Directory => (&["kubeconfig", "context", "api_url", "timeout", "chat_namespace", "key_namespace"], "kubernetes"),
         Store::Kubernetes => (&["path"], "directory"),
     };
     for key in foreign {
@@ -1083,12 +1085,13 @@ fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
     let context = reader.text(&section, "context");
     let api_url = reader.url(&section, "api_url");
     reader.guard_http(&section, "api_url", api_url.as_ref(), false, "name a local proxy on loopback");
+    let timeout = reader.duration(&section, "timeout", seconds(15));
     if api_url.is_some() && (kubeconfig.is_some() || context.is_some()) {
         reader.fault(&section, "api_url", "is set, and kubeconfig or context too; keep one");
     }
     let chat = chat_namespaces(reader, &section);
     let key_namespace = reader.required_name(&section, "key_namespace", dns_label);
-    Some(SecretsConfig::Kubernetes { kubeconfig, context, api_url, chat: chat?, key_namespace: key_namespace? })
+    Some(SecretsConfig::Kubernetes { kubeconfig, context, api_url, timeout, chat: chat?, key_namespace: key_namespace? })
 }
 
 fn chat_namespaces(reader: &mut Reader<'_>, section: &Section) -> Option<ChatNamespaces> {
