@@ -317,6 +317,7 @@ impl Agent {
     pub fn catalogue(&self) -> Option<Arc<View>> {
         const UNREADABLE: &str = "catalogue-unreadable";
         const HELD: &str = "catalogue-shrink-held";
+        const DOUBTED: &str = "catalogue-entry-doubted";
         let last = self.memory().read.clone();
         let read = match catalogue::read_again(&self.config.catalogue.file, self.smallest_unit(), last.as_ref()) {
             Ok(read) => {
@@ -339,6 +340,16 @@ impl Agent {
             match &view.held {
                 Some(shrink) => self.conditions.raise(HELD, "", shrink),
                 None => self.conditions.clear(HELD, ""),
+            }
+            if view.doubted.is_empty() {
+                self.conditions.clear(DOUBTED, "");
+            } else {
+                let models: Vec<&str> = view.doubted.iter().map(String::as_str).collect();
+                self.conditions.raise(
+                    DOUBTED,
+                    "",
+                    format!("{} lost their prices or `orderable: false` in the catalogue, as in a file that was cut; what they had holds until `catalogue.hold` is over", models.join(", ")),
+                );
             }
             metrics::gauge!("llm_access_catalogue_models").set(crate::orders::count(view.models.len()));
             metrics::gauge!("llm_access_catalogue_models_missing").set(crate::orders::count(view.missing.len()));

@@ -167,6 +167,15 @@ async fn a_price_that_is_taken_away_really_becomes_zero() {
         let unpriced = CATALOGUE.replace(", litellm_model_info: {input_cost_per_token: 2.1e-07, output_cost_per_token: 8.5e-07}", "");
         world.write("catalogue.yml", &unpriced);
         settled(&world, &agent).await;
+        // A file that was cut inside its last entry looks the same: nothing becomes free at once.
+        assert_eq!(price(&world, "kestrel-8b:input").0, "0.00021");
+        assert!(price(&world, "kestrel-8b:input").1.is_none_or(|price| price == "0.00021"), "{profile:?}");
+        assert!(agent.conditions.holds("catalogue-entry-doubted"));
+        for _ in 0..3 {
+            world.advance(Duration::from_secs(1300));
+            settled(&world, &agent).await;
+        }
+        assert!(!agent.conditions.holds("catalogue-entry-doubted"));
         assert_eq!(price(&world, "kestrel-8b:input"), ("0.00021".into(), Some("0".into())), "{profile:?}");
         assert_eq!(price(&world, "spend").0, "0.9");
         assert!(price(&world, "spend").1.is_none_or(|price| price == "0.9"), "a price of others is never zeroed");

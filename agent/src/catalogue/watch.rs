@@ -75,6 +75,9 @@ pub struct View {
     pub missing: BTreeMap<String, Timestamp>,
     /// Those of the missing that may be ordered as before: nobody said that they should go.
     pub kept_choices: BTreeSet<String>,
+    /// Models that lost their prices, or whose entry ends the file and lost its `orderable: false`, too short a time ago to
+    /// believe it: they keep what they had. A file that was cut inside its last entry looks like that.
+    pub doubted: BTreeSet<String>,
     sold: BTreeSet<String>,
     /// Set while too many models are missing at once.
     pub held: Option<Shrink>,
@@ -100,6 +103,7 @@ impl View {
             withdrawn: BTreeSet::new(),
             missing: BTreeMap::new(),
             kept_choices: BTreeSet::new(),
+            doubted: BTreeSet::new(),
             held: None,
             readable: true,
         }
@@ -132,6 +136,7 @@ pub struct Watch {
     gone: BTreeSet<String>,
     absent: BTreeMap<String, Wait>,
     withheld: BTreeMap<String, Wait>,
+    doubted: BTreeMap<String, Wait>,
     /// Missing models whose loss was accepted, though they do not count as gone yet.
     let_go: BTreeSet<String>,
     /// While the monthly budget is missing that there was: without it teams could spend without bound.
@@ -159,6 +164,7 @@ impl Watch {
             gone: BTreeSet::new(),
             absent: BTreeMap::new(),
             withheld: BTreeMap::new(),
+            doubted: BTreeMap::new(),
             let_go: BTreeSet::new(),
             no_budget: None,
             last_read: None,
@@ -172,6 +178,7 @@ impl Watch {
         let Some(read) = read else {
             self.absent.clear();
             self.withheld.clear();
+            self.doubted.clear();
             self.no_budget = None;
             let view = self.view.as_deref()?;
             if view.readable {
@@ -217,9 +224,13 @@ impl Watch {
         let withdrawn =
             withheld.iter().filter(|name| remembered.gone.contains(*name) || self.withheld.get(*name).is_some_and(over)).cloned().collect();
 
+        let poorer: BTreeSet<String> = self.effective.iter().flat_map(|effective| poorer(effective, read)).collect();
+        wait_for(&mut self.doubted, &poorer, now, distinct);
+        let doubted: BTreeSet<String> = self.doubted.iter().filter(|(_, wait)| !over(wait)).map(|(name, _)| name.clone()).collect();
+
         self.orderable.extend(remembered.choices.iter().cloned());
         self.orderable.retain(|name| !served.contains(name) && !read.disabled.contains(name) && !self.gone.contains(name));
-        self.orderable.extend(read.orderable());
+        self.orderable.extend(read.orderable().into_iter().filter(|name| !doubted.contains(name)));
         let budget =
             self.effective.as_ref().map_or(remembered.max_budget, |effective| effective.max_budget).filter(|_| read.max_budget.is_none());
         self.no_budget = budget.map(|_| match self.no_budget {
@@ -229,7 +240,7 @@ impl Watch {
         let budget = budget.filter(|_| !self.no_budget.as_ref().is_some_and(over));
         let catalogue = match (&held, &self.effective) {
             (None, _) => {
-                let catalogue = self.with_missing(read);
+                let catalogue = self.with_missing(self.with_doubted(read, &doubted));
                 self.keep(Catalogue { max_budget: catalogue.max_budget.or(budget), ..catalogue })
             }
             (Some(_), Some(effective)) => Arc::clone(effective),
@@ -240,7 +251,7 @@ impl Watch {
         let kept_choices: BTreeSet<String> = self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned().collect();
         let mut sold = catalogue.orderable();
         sold.extend(kept_choices.iter().cloned());
-        let view = View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, held, readable: true };
+        let view = View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, doubted, held, readable: true };
         if self.view.as_deref() != Some(&view) {
             self.view = Some(Arc::new(view));
         }
@@ -249,8 +260,9 @@ impl Watch {
 
     /// What was read, and the entries of models that are missed too short a time to be gone. One that is switched off on
     /// purpose is still served, but not sold any more.
-    fn with_missing(&self, read: &Catalogue) -> Catalogue {
-        let mut catalogue = read.clone();
+    fn with_missing(&self, read: Catalogue) -> Catalogue {
+        let disabled = read.disabled.clone();
+        let mut catalogue = read;
         if self.absent.is_empty() {
             return catalogue;
         }
@@ -258,11 +270,23 @@ impl Watch {
         let mut at = 0;
         for model in self.effective.iter().flat_map(|effective| &effective.models) {
             if self.absent.contains_key(&model.served_name) {
-                let orderable = model.orderable && !read.disabled.contains(&model.served_name);
+                let orderable = model.orderable && !disabled.contains(&model.served_name);
                 catalogue.models.insert(at, Model { orderable, ..model.clone() });
                 at += 1;
             } else if let Some(place) = catalogue.models.iter().position(|there| there.served_name == model.served_name) {
                 at = place + 1;
+            }
+        }
+        catalogue
+    }
+
+    /// What was read, with the prices and the `orderable` that doubted models had before.
+    fn with_doubted(&self, read: &Catalogue, doubted: &BTreeSet<String>) -> Catalogue {
+        let mut catalogue = read.clone();
+        for model in catalogue.models.iter_mut().filter(|model| doubted.contains(&model.served_name)) {
+            if let Some(before) = self.effective.as_ref().and_then(|effective| effective.model(&model.served_name)) {
+                model.prices = model.prices.or(before.prices);
+                model.orderable &= before.orderable;
             }
         }
         catalogue
@@ -279,6 +303,19 @@ impl Watch {
         let (lost_n, all) = (Decimal::from(lost), Decimal::from(self.relied_on.len()));
         lost_n > Decimal::from(self.max_shrink.models) || lost_n > all * self.max_shrink.share
     }
+}
+
+/// Models whose entry says less than before in a way that would make them free, or sell what was not for sale.
+fn poorer(before: &Catalogue, read: &Catalogue) -> Vec<String> {
+    let last = read.models.last().map(|model| model.served_name.as_str());
+    let is_poorer = |old: &&Model| {
+        read.model(&old.served_name).is_some_and(|new| {
+            let unpriced = old.prices.is_some() && new.prices.is_none();
+            let opened = !old.orderable && new.orderable && last == Some(new.served_name.as_str());
+            unpriced || opened
+        })
+    };
+    before.models.iter().filter(is_poorer).map(|model| model.served_name.clone()).collect()
 }
 
 /// Begins, goes on with, or ends a wait for each name.

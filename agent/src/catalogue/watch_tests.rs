@@ -248,3 +248,30 @@ fn a_budget_that_left_the_file_holds_as_long_as_a_model_would() {
         assert_eq!(site.read(&twenty).max_budget, Some(Decimal::from(20)), "another budget counts at once");
     }
 }
+
+#[test]
+fn a_file_cut_inside_its_last_entry_makes_nothing_free_and_sells_nothing() {
+    const PRICED: &str = "litellm_model_info: {input_cost_per_token: 2.1e-07, output_cost_per_token: 8.5e-07}";
+    let whole = catalogue(&["a", &format!("b {PRICED}"), &format!("c orderable: false, {PRICED}")]);
+    let cut = catalogue(&["a", "b", "c"]);
+    let mut site = Site::new();
+    site.read(&whole);
+    for _ in 0..4 {
+        let view = site.read(&cut);
+        assert_eq!(view.doubted, set(&["b", "c"]));
+        assert_eq!(view.model("b").unwrap().prices, whole.model("b").unwrap().prices);
+        assert_eq!(*view.orderable(), set(&["a", "b"]));
+        site.later(Duration::from_secs(1000));
+    }
+    let view = site.read(&cut);
+    assert_eq!((&view.doubted, view.model("b").unwrap().prices), (&set(&[]), None), "after the hold it is meant");
+    assert_eq!(*view.orderable(), set(&["a", "b", "c"]));
+
+    // What is said outright counts at once: a new price, and an entry in the middle that is put on sale.
+    let mut site = Site::new();
+    site.read(&catalogue(&["a orderable: false", &format!("b {PRICED}")]));
+    let view = site.read(&catalogue(&["a", "b litellm_model_info: {input_cost_per_token: 1.0e-07, output_cost_per_token: 1.0e-07}"]));
+    assert!(view.doubted.is_empty());
+    assert_eq!(*view.orderable(), set(&["a", "b"]));
+    assert_eq!(view.model("b").unwrap().prices.unwrap().input, "0.0000001".parse().unwrap());
+}
