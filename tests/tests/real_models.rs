@@ -144,6 +144,11 @@ async fn a_model_is_added_repriced_dropped_and_returns() {
     spend += dec("0.0063");
     assert_eq!(shop.costs(resource, 20_000).await, spend);
     shop.sells("max_tokens: 100");
+    // A lost price is believed when the hold is over.
+    for _ in 0..3 {
+        agent.gateway_beat().await;
+        world.advance(HOLD / 2).await;
+    }
     agent.gateway_beat().await;
     assert!(about(&agent).is_empty(), "{:?}", about(&agent));
     world.chat(resource, "project", swift, "P=10000 C=1000").await.unwrap();
