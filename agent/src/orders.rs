@@ -463,7 +463,13 @@ impl Agent {
                 Removal::Block(actions) => self.apply(id, &actions).await?,
                 Removal::Drain(until) => return Ok(Turn::Waits(until, "calls in flight and their rows are waited out")),
                 Removal::Bill { since, then } => {
+                    let now = self.clock.now();
                     let billed = self.memory().billed.contains(&order.uuid);
+                    // A team that was removed by hand cannot tell when its last call was: its rows are waited for all the same.
+                    let ordered = order.created.filter(|created| seen.team.is_none() && !billed && *created <= now);
+                    if let Some(until) = ordered.map(|created| after(created, self.config.terminate.drain)).filter(|until| now < *until) {
+                        return Ok(Turn::Waits(until, "the last rows of a team that is gone are waited for"));
+                    }
                     if !billed {
                         if let Some(wait) = self.bill(order, offering, &seen.resource, since).await? {
                             return Ok(Turn::Waits(after(self.clock.now(), wait), "the final usage is read twice"));

@@ -28,8 +28,9 @@ use crate::gate::Peer;
 use crate::plan::{Amounts, component_amounts, shared_upstreams, usable_components};
 use report::{How, Outcome, Seller};
 
-/// A final usage that Waldur refuses this often is recorded as unbilled, so that the termination goes on.
+/// A final usage that Waldur refuses this often, and for so long, is recorded as unbilled, so that the termination goes on.
 const REFUSALS: u32 = 3;
+const REFUSED_FOR: Duration = Duration::from_secs(3600);
 
 /// What the usage passes of a process remember. Losing it costs a few reads, never a figure.
 #[derive(Debug, Default)]
@@ -40,6 +41,8 @@ pub(crate) struct Memory {
     closed: HashMap<(Uuid, BillingMonth), String>,
     /// Components that Waldur refused, by offering, and when.
     refused: HashMap<(Uuid, String), Timestamp>,
+    /// Since when the final usage of an order is refused.
+    refused_since: HashMap<Uuid, Timestamp>,
     /// Resources whose running month got a figure of a past one.
     misfiled: HashSet<Uuid>,
     /// What was last reported for an API key; empty where Waldur takes nothing more for it.
@@ -119,7 +122,7 @@ impl Agent {
                 }
                 Err(failure) => return Err(failure),
             }
-            self.report_keys(&seller, resource.uuid, *month, used, &shared, None).await?;
+            self.try_keys(&seller, resource.uuid, *month, used, &shared, None).await;
         }
         Ok(None)
     }
@@ -158,8 +161,10 @@ impl Agent {
     fn refused_for_good(&self, order: &Order, failure: &Failure) -> bool {
         // This one is counted when the turn ends with it.
         let refusals = self.schedule.refusals(order.uuid).saturating_add(1);
-        tracing::debug!(refusals, "the final usage is refused: {failure}");
-        refusals >= REFUSALS
+        let now = self.clock.now();
+        let since = *self.memory().usage.refused_since.entry(order.uuid).or_insert(now);
+        tracing::debug!(refusals, %since, "the final usage is refused: {failure}");
+        refusals >= REFUSALS && now >= after(since, REFUSED_FOR)
     }
 
     /// Records usage that cannot be billed where people find it: the log, a metric, a condition and the resource itself.

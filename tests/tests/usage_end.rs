@@ -142,7 +142,7 @@ async fn months_that_cannot_be_billed_are_noted_one_beside_the_other_and_outlive
             .peer(Peer::Waldur)
             .path("set_usage"),
     );
-    world.run_to_rest(&agent, 60).await;
+    world.run_to_rest(&agent, 150).await;
     assert_eq!(world.waldur.order_state(order), "done");
     let noted = |months: &[&str]| {
         let seen = world.waldur.resource(resource).backend_metadata;

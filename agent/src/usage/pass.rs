@@ -179,7 +179,10 @@ impl Agent {
             self.forget_months(&months);
         }
         for (seller, resources) in &sellers {
-            let keys = self.keys_to_report(seller).await?;
+            let keys = self.keys_to_report(seller).await.unwrap_or_else(|failure| {
+                tracing::warn!("the keys that Waldur knows cannot be listed, so usage by key waits: {failure}");
+                None
+            });
             for month in &months {
                 if BillingMonth::of(self.clock.now()) != current {
                     tracing::info!("the month ended while usage was read; the next pass starts anew");
@@ -199,7 +202,7 @@ impl Agent {
                 if !pass.how.dry_run {
                     // A process before this one may have ended between the two reports.
                     for due in equal.iter().filter(|due| takes_usage(&due.resource.state)) {
-                        self.report_keys(seller, due.resource.uuid, *month, &due.used, &shared, keys.as_deref()).await?;
+                        self.try_keys(seller, due.resource.uuid, *month, &due.used, &shared, keys.as_deref()).await;
                     }
                 }
                 // Whether the server dates usage shows with the first figure of a past month; the others wait for it.
@@ -265,7 +268,7 @@ impl Agent {
         let reported = async {
             let reported = self.report(seller, &resource, month, &amounts, &used.days, how).await?;
             if !how.dry_run && takes_usage(&resource.state) {
-                self.report_keys(seller, id, month, &used, shared, keys).await?;
+                self.try_keys(seller, id, month, &used, shared, keys).await;
             }
             Ok(reported)
         };
@@ -276,6 +279,26 @@ impl Agent {
         self.note_line(id, month, &amounts, &outcome);
         let worth_telling = !matches!(outcome, Ok(Outcome::Equal)) || !lower.is_empty();
         worth_telling.then(|| Line { resource: id, slug: resource.slug.clone(), month, outcome, lower })
+    }
+
+    /// Usage by key is for people to look at; one that cannot be reported holds no bill up and is tried again in the next pass.
+    pub(super) async fn try_keys(
+        &self,
+        seller: &Seller,
+        id: Uuid,
+        month: BillingMonth,
+        used: &TeamUse,
+        shared: &BTreeSet<String>,
+        keys: Option<&[ApiKey]>,
+    ) {
+        const NAME: &str = "usage-by-key-unreported";
+        match self.report_keys(seller, id, month, used, shared, keys).await {
+            Ok(()) => self.conditions.clear(NAME, id.simple()),
+            Err(failure) => {
+                self.memory().usage.proven.remove(&(id, month));
+                self.conditions.raise(NAME, id.simple(), format!("the usage of single keys of {month} cannot be reported yet: {failure}"));
+            }
+        }
     }
 
     fn note_line(&self, id: Uuid, month: BillingMonth, amounts: &Amounts, outcome: &Result<Outcome, Failure>) {

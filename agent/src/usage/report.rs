@@ -149,11 +149,14 @@ impl Agent {
     ) -> Result<Outcome, Failure> {
         let id = resource.uuid;
         // What is left out of a final usage is left out for ever: there it is tried again, and a refusal is told.
+        let differs = !decision.send.is_empty();
         if !how.final_usage {
             self.leave_out_refused(seller.offering, &mut decision, &held);
         }
         if decision.send.is_empty() {
-            self.prove(id, month, amounts);
+            if !differs {
+                self.prove(id, month, amounts);
+            }
             return Ok(Outcome::Equal);
         }
         let changes = changes(&decision, &held);
@@ -186,7 +189,8 @@ impl Agent {
         }
         self.must_lead()?;
         let daily = daily_of(seller, days, amounts);
-        let sent = match self.send(seller.offering, id, decision.send, &daily, date).await? {
+        let past = month < BillingMonth::of(now);
+        let sent = match self.send(seller.offering, id, decision.send, &daily, date, past).await? {
             Sending::Sent(sent) => sent,
             Sending::Closed(why) => {
                 tracing::warn!(resource = %id.simple(), %month, "Waldur takes no usage of {month} any more; it is not tried again: {why}");
@@ -302,6 +306,7 @@ impl Agent {
         usages: Vec<Usage>,
         daily: &[DailyUsage],
         date: Option<jiff::Timestamp>,
+        past: bool,
     ) -> Result<Sending, Failure> {
         let days_of = |usages: &[Usage]| -> Vec<DailyUsage> {
             let has = |day: &&DailyUsage| usages.iter().any(|usage| usage.kind == day.kind);
@@ -313,17 +318,28 @@ impl Agent {
             let error = match self.waldur.set_usage_by_day(resource, &left, &days_of(&left), date).await {
                 Ok(()) => {
                     // It may have been refused an hour ago, or for another resource.
-                    self.memory().usage.refused.retain(|(of, kind), _| *of != offering || !left.iter().any(|usage| usage.kind == *kind));
+                    let mut memory = self.memory();
+                    memory.usage.refused.retain(|(of, kind), _| *of != offering || !left.iter().any(|usage| usage.kind == *kind));
+                    let none = !memory.usage.refused.keys().any(|(of, _)| *of == offering);
+                    drop(memory);
+                    if none {
+                        self.conditions.clear("usage-component-refused", offering.simple());
+                    }
                     self.note_refused(offering, &bad);
                     return Ok(Sending::Sent(left));
                 }
                 Err(error) => error,
             };
+            if error.class() == Class::NoSuchRoute {
+                // Every Waldur takes usage; one that is being exchanged may not for a moment, and a final usage must outlast it.
+                return Err(later(error));
+            }
             if error.class() != Class::Refused || error.status() != Some(400) || error.is_about("resource") {
                 return Err(error.into());
             }
             if error.is_about("date") || is_about_a_past_month(&error) {
-                return Ok(Sending::Closed(Failure::from(error).to_string()));
+                // A running month is never closed: then the clocks differ by a moment, and a date of ours lies in Waldur's future.
+                return if past { Ok(Sending::Closed(Failure::from(error).to_string())) } else { Err(later(error)) };
             }
             let places = error.refused_usages();
             let mut named: Vec<String> = error.invalid_components();
@@ -422,6 +438,11 @@ enum Sending {
 #[must_use]
 pub fn takes_usage(state: &ResourceState) -> bool {
     matches!(state, ResourceState::Ok | ResourceState::Updating | ResourceState::Terminating)
+}
+
+/// A refusal that another time may not be one.
+fn later(error: waldur_client::Error) -> Failure {
+    Failure::Transient { peer: Peer::Waldur, message: error.to_string(), retry_after: error.retry_after(), unreachable: false }
 }
 
 fn is_about_a_past_month(error: &waldur_client::Error) -> bool {

@@ -50,16 +50,17 @@ pub fn component_amounts(
     amounts.by_kind.extend(AGGREGATE.map(str::to_owned).into_iter().zip(sums));
     let aggregate = AGGREGATE.iter().any(|kind| usable.contains(*kind));
     for (model, sum) in models {
-        let mut housed = aggregate;
+        let (mut housed, mut lost) = (aggregate, false);
         for (direction, tokens) in [(Direction::Input, sum.input_tokens), (Direction::Output, sum.output_tokens)] {
             let kind = usage_component(model, direction);
             // An embedding has no output component, and no output.
             housed |= usable.contains(&kind);
+            lost |= !usable.contains(&kind) && !tokens.is_zero() && !aggregate;
             if !shared.contains(model) {
                 amounts.by_kind.insert(kind, amount(tokens, token_unit));
             }
         }
-        if !housed {
+        if !housed || lost {
             amounts.homeless.push(model.clone());
         }
     }

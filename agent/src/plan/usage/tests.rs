@@ -351,8 +351,11 @@ fn a_model_without_a_component_is_named_unless_it_is_in_a_sum() {
     let models = used("m", "1", "1", "1");
     let homeless = |usable: &[&str]| component_amounts(&models, &kinds(usable), Decimal::ONE, &BTreeSet::new(), false).homeless;
     assert_eq!(homeless(&["n:input"]), ["m"]);
-    assert_eq!(homeless(&["m:input"]), [] as [&str; 0]);
+    assert_eq!(homeless(&["m:input"]), ["m"], "its output is on no bill");
+    assert_eq!(homeless(&["m:input", "m:output"]), [] as [&str; 0]);
     assert_eq!(homeless(&["spend"]), [] as [&str; 0]);
+    let embedding = used("m", "1", "0", "1");
+    assert_eq!(component_amounts(&embedding, &kinds(&["m:input"]), Decimal::ONE, &BTreeSet::new(), false).homeless, [] as [&str; 0]);
 }
 
 #[test]
