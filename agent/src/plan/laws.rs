@@ -310,7 +310,9 @@ prop_compose! {
         let mut keys: Vec<Key> = Vec::new();
         let mut stored: Vec<Stored> = Vec::new();
         for (secret, live) in secrets {
-            if stored.iter().any(|s| s.connection.name == secret.connection.name || s.connection.alias == secret.connection.alias) {
+            if stored.iter().any(|s| s.connection.name == secret.connection.name || s.connection.alias == secret.connection.alias
+                // 256 random bits are never drawn twice.
+                || key_hash(&s.connection.key) == key_hash(&secret.connection.key)) {
                 continue;
             }
             if live && team.is_some() {
