@@ -11,8 +11,9 @@ use std::time::Duration;
 use llm_access_agent::agent::Agent;
 use llm_access_fixtures::faults::Fault;
 use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::crash::{faults, runtime};
 use llm_access_tests::{Store, World};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use uuid::Uuid;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,35 +22,6 @@ enum Story {
     Update,
     Pause,
     Terminate,
-}
-
-fn faults() -> Vec<(&'static str, Fault)> {
-    let status = |status: u16, headers: &[(&str, &str)], body: &str, after_effect: bool| Fault::Status {
-        status,
-        headers: headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect(),
-        body: body.to_owned(),
-        after_effect,
-    };
-    vec![
-        ("refused", Fault::Refuse),
-        ("lost answer", Fault::LoseAnswer),
-        ("500 after the effect", status(500, &[("content-type", "application/json")], r#"{"detail":"Internal error"}"#, true)),
-        ("502 with HTML", status(502, &[("content-type", "text/html")], "<html><body>Bad Gateway</body></html>", false)),
-        (
-            "429 with Retry-After",
-            status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false),
-        ),
-        ("401", status(401, &[("content-type", "application/json")], r#"{"detail":"Invalid token."}"#, false)),
-        ("truncated", Fault::Truncate),
-        ("hang before", Fault::Hang { after_effect: false }),
-        ("hang after", Fault::Hang { after_effect: true }),
-        ("killed before", Fault::Kill { after_effect: false }),
-        ("killed after", Fault::Kill { after_effect: true }),
-    ]
-}
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
 /// One world, with the process of the agent as a runtime of its own.

@@ -10,40 +10,17 @@ use llm_access_fixtures::faults::Fault;
 use llm_access_fixtures::litellm::Usage;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::World;
+use llm_access_tests::crash::{self, runtime};
 use rust_decimal::Decimal;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use uuid::Uuid;
 
+/// What goes wrong with a call; besides the usual, an answer that is whole and says nothing.
 fn faults() -> Vec<(&'static str, Fault)> {
-    let status = |status: u16, headers: &[(&str, &str)], body: &str, after_effect: bool| Fault::Status {
-        status,
-        headers: headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect(),
-        body: body.to_owned(),
-        after_effect,
-    };
-    vec![
-        ("refused", Fault::Refuse),
-        ("lost answer", Fault::LoseAnswer),
-        ("500 after the effect", status(500, &[("content-type", "application/json")], r#"{"detail":"Internal error"}"#, true)),
-        ("502 with HTML", status(502, &[("content-type", "text/html")], "<html><body>Bad Gateway</body></html>", false)),
-        (
-            "429 with Retry-After",
-            status(429, &[("retry-after", "7"), ("content-type", "application/json")], r#"{"detail":"slow down"}"#, false),
-        ),
-        ("401", status(401, &[("content-type", "application/json")], r#"{"detail":"Invalid token."}"#, false)),
-        (
-            "an empty object",
-            Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: "{}".into() },
-        ),
-        ("truncated", Fault::Truncate),
-        ("hang after", Fault::Hang { after_effect: true }),
-        ("killed before", Fault::Kill { after_effect: false }),
-        ("killed after", Fault::Kill { after_effect: true }),
-    ]
-}
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    let headers = vec![("content-type".into(), "application/json".into())];
+    let mut faults = crash::faults();
+    faults.push(("an empty object", Fault::Replace { status: 200, headers, body: "{}".into() }));
+    faults
 }
 
 struct Run {
