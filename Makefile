@@ -8,7 +8,7 @@ CARGO ?= cargo
 # Where cargo puts what it builds, whoever decided it: this Makefile, the environment or a cargo configuration.
 TARGET = $(shell $(CARGO) metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 # The suites against real peers: which peers and LiteLLM variants, and what is passed to the test programs.
-PEERS ?= litellm kube team-defaults no-custom-keys
+PEERS ?= litellm kube browser team-defaults no-custom-keys
 REAL_ARGS ?= --test-threads=1
 # What is passed to the bench: --resources N, --orders N, --json
 BENCH_ARGS ?=

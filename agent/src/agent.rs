@@ -66,6 +66,8 @@ pub struct Inner {
     pub leading: std::sync::atomic::AtomicBool,
     /// Progress of the loops.
     pub progress: crate::http::Progress,
+    /// What the loops last saw, for the status page.
+    pub seen: crate::page::Seen,
     watch: Mutex<Watch>,
     memory: Mutex<Memory>,
 }
@@ -298,6 +300,7 @@ impl Agent {
             tasks: TaskTracker::new(),
             leading: true.into(),
             progress: crate::http::Progress::new(clock.clone()),
+            seen: crate::page::Seen::new(config.page.is_some()),
             watch: Mutex::new(Watch::new(config.catalogue.hold, config.catalogue.max_shrink)),
             memory: Mutex::default(),
             waldur,

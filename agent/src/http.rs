@@ -22,7 +22,18 @@ use crate::features::Feature;
 #[derive(Debug)]
 pub struct Progress {
     clock: Clock,
-    beats: Mutex<BTreeMap<&'static str, (Timestamp, Duration)>>,
+    beats: Mutex<BTreeMap<&'static str, Pass>>,
+}
+
+/// How far one loop is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// When it last ended a beat; when it began, before the first.
+    pub last: Timestamp,
+    /// How often it is to.
+    pub interval: Duration,
+    /// What came of its last pass; empty before the first.
+    pub outcome: String,
 }
 
 impl Progress {
@@ -32,20 +43,32 @@ impl Progress {
         Self { clock, beats: Mutex::default() }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, (Timestamp, Duration)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, Pass>> {
         self.beats.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// From now on `which` is to end a beat every `interval`.
     pub fn expect(&self, which: &'static str, interval: Duration) {
-        self.lock().insert(which, (self.clock.now(), interval));
+        self.lock().insert(which, Pass { last: self.clock.now(), interval, outcome: String::new() });
     }
 
     /// A beat of `which` ended. Only the loop itself may say so: a ticker beside it would hide that it hangs.
     pub fn beat(&self, which: &'static str) {
+        self.end(which, None);
+    }
+
+    /// A pass of `which` ended, and this came of it.
+    pub fn ended(&self, which: &'static str, outcome: String) {
+        self.end(which, Some(outcome));
+    }
+
+    fn end(&self, which: &'static str, outcome: Option<String>) {
         let now = self.clock.now();
-        if let Some((last, _)) = self.lock().get_mut(which) {
-            *last = now;
+        if let Some(pass) = self.lock().get_mut(which) {
+            pass.last = now;
+            if let Some(outcome) = outcome {
+                pass.outcome = outcome;
+            }
         }
         metrics::gauge!("llm_access_last_beat_timestamp_seconds", "loop" => which).set(seconds(now));
     }
@@ -57,15 +80,21 @@ impl Progress {
         let patience = |interval: Duration| (interval * 10).max(Duration::from_secs(600));
         self.lock()
             .iter()
-            .filter(|(_, (last, interval))| now > after(*last, patience(*interval)))
-            .map(|(which, (last, _))| (*which, *last))
+            .filter(|(_, pass)| now > after(pass.last, patience(pass.interval)))
+            .map(|(which, pass)| (*which, pass.last))
             .collect()
     }
 
     /// The last beat of each loop.
     #[must_use]
     pub fn last(&self) -> Vec<(&'static str, Timestamp)> {
-        self.lock().iter().map(|(which, (last, _))| (*which, *last)).collect()
+        self.lock().iter().map(|(which, pass)| (*which, pass.last)).collect()
+    }
+
+    /// Every loop and how far it is.
+    #[must_use]
+    pub fn passes(&self) -> BTreeMap<&'static str, Pass> {
+        self.lock().clone()
     }
 }
 
@@ -74,7 +103,7 @@ pub(crate) fn seconds(at: Timestamp) -> f64 {
     at.as_second() as f64
 }
 
-/// The pages: `/livez`, `/readyz`, `/status`, `/metrics`.
+/// What probes and Prometheus ask for: `/livez`, `/readyz`, `/status`, `/metrics`.
 pub fn router(agent: Agent, metrics: Option<PrometheusHandle>) -> Router {
     Router::new()
         .route("/livez", get(livez))
@@ -114,7 +143,7 @@ pub fn status(agent: &Agent) -> Value {
     json!({
         "owner": agent.config.owner,
         "version": env!("CARGO_PKG_VERSION"),
-        "loops": agent.progress.last().into_iter().map(|(which, last)| json!({"loop": which, "last_beat": last})).collect::<Vec<_>>(),
+        "loops": agent.progress.passes().into_iter().map(|(which, pass)| json!({"loop": which, "last_beat": pass.last, "outcome": pass.outcome})).collect::<Vec<_>>(),
         "conditions": conditions,
         "waiting": waiting,
         "features": features,

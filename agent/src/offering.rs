@@ -36,17 +36,20 @@ pub struct Kept {
 impl Agent {
     /// Compares every offering with the catalogue and puts right what differs.
     pub async fn offering_beat(&self) {
+        let (mut changes, mut failed) = (0, 0);
         for settings in &self.config.offerings {
             let subject = settings.uuid.simple();
             match self.keep_offering(settings).await {
                 Ok(kept) => {
                     self.conditions.clear(UNKEPT, subject);
                     self.note_findings(settings.uuid, &kept.findings);
+                    changes += kept.done.len();
                     if !kept.done.is_empty() {
                         tracing::info!(offering = %subject, changes = kept.done.len(), "offering kept");
                     }
                 }
                 Err(failure) => {
+                    failed += 1;
                     // A right that is missing here is not missed by orders.
                     if !matches!(failure, Failure::Forbidden { .. }) {
                         self.note_failure(&failure);
@@ -56,7 +59,13 @@ impl Agent {
             }
         }
         self.gateway_beat().await;
-        self.progress.beat("offering");
+        self.progress.ended(
+            "offering",
+            match failed {
+                0 => format!("{changes} changes"),
+                failed => format!("{changes} changes, {failed} offerings not kept"),
+            },
+        );
     }
 
     /// What a plan for an offering depends on.
@@ -111,6 +120,7 @@ impl Agent {
                 }
             };
             self.conditions.clear(OTHER_OWNER, settings.uuid.simple());
+            self.seen.note_components(&shop, &offering);
             kept.findings = findings;
             if actions.is_empty() {
                 return Ok(kept);

@@ -106,6 +106,7 @@ impl Agent {
             orders.sort_by_key(|order| (order.created, order.uuid));
             let oldest = orders.iter().find_map(|order| order.created).map_or(0.0, crate::http::seconds);
             metrics::gauge!("llm_access_oldest_open_order_timestamp_seconds", "offering" => offering.uuid.simple().to_string()).set(oldest);
+            self.seen.note_orders(offering, &orders);
             for order in orders {
                 listed.insert(order.uuid);
                 if !spared.is_empty() || !self.schedule.is_due(order.uuid) {
@@ -142,7 +143,19 @@ impl Agent {
             }
         }
         self.forget_rights();
-        self.progress.beat("orders");
+        self.progress.ended(
+            "orders",
+            match beat.read {
+                read if read == self.config.offerings.len() => format!("{} open, {} begun", beat.open, beat.begun),
+                read => format!(
+                    "the orders of {} of {} offerings were read: {} open, {} begun",
+                    read,
+                    self.config.offerings.len(),
+                    beat.open,
+                    beat.begun
+                ),
+            },
+        );
         beat
     }
 

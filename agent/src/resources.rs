@@ -90,13 +90,20 @@ impl Agent {
                 );
             }
         }
-        self.progress.beat("resources");
+        self.progress.ended(
+            "resources",
+            match &result {
+                Ok(drift) => format!("{} compared, {} differed, {} orphans", drift.compared, drift.drifted.len(), drift.orphans.len()),
+                Err(failure) => format!("nothing was compared: {failure}"),
+            },
+        );
         result
     }
 
     async fn compare_everything(&self) -> Result<Drift, Failure> {
         let world = self.read_world().await?;
         self.note_budgets(&world);
+        self.seen.note_world(&world, self.clock.now());
         let drift = self.find_drift(&world).await?;
         let mut asked = HashSet::new();
         for id in &drift.drifted {

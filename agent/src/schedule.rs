@@ -78,6 +78,12 @@ impl Schedule {
         free.then(|| Busy { schedule: Arc::clone(self), resource })
     }
 
+    /// Whether somebody works on the resource.
+    #[must_use]
+    pub fn is_busy(&self, resource: Uuid) -> bool {
+        self.lock().busy.contains(&resource)
+    }
+
     /// Whether an order may be worked on now. A clock that was set back to before the order was put off says nothing about
     /// how long it has waited: it is due, rather than later by as much as the clock was wrong.
     #[must_use]

@@ -6,6 +6,7 @@
 
 pub mod checker;
 pub mod crash;
+pub mod eventful;
 #[cfg(feature = "real")]
 pub mod real;
 

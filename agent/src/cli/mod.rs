@@ -333,6 +333,11 @@ async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
     {
         return fail(EXIT_INPUT, &format!("http.listen: {listen} cannot be listened on: {error}"));
     }
+    if let Some(listen) = agent.config.page.as_ref().map(|page| page.listen)
+        && let Err(error) = crate::page::serve(listen, agent.clone()).await
+    {
+        return fail(EXIT_INPUT, &format!("page.listen: {listen} cannot be listened on: {error}"));
+    }
     let loops: Vec<Loop> = if only.is_empty() {
         vec![Loop::Orders, Loop::Resources, Loop::Offering, Loop::Usage]
     } else {

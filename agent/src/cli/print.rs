@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
 use super::commands::Problem;
+pub use crate::visible::visible as clean;
 
 /// Prints a line that the operator asked for. A reader that went away, as `head` does, has seen enough: the command goes on
 /// to its end.
@@ -20,7 +21,7 @@ pub fn say(line: impl Display) -> Result<(), Problem> {
     }
 }
 
-/// Lines of aligned columns. Control characters are shown escaped, so that a customer's text cannot move the cursor.
+/// Lines of aligned columns. What would move the cursor or hide is shown escaped.
 #[must_use]
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let clean: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
@@ -42,10 +43,4 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 #[must_use]
 pub fn plural(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
-}
-
-/// `text` without control characters.
-#[must_use]
-pub fn clean(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
 }

@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::domain::TeamLimits;
 use crate::secret_file::SecretRef;
+use crate::visible::visible_start;
 pub use fields::describe;
 pub(crate) use number::show_duration;
 pub use problem::Problem;
@@ -93,6 +94,8 @@ pub struct Config {
     pub backoff: Backoff,
     /// The agent's own listener.
     pub http: HttpConfig,
+    /// The status page, where there is one.
+    pub page: Option<PageConfig>,
     /// The Lease, when more than one replica runs.
     pub lease: Option<LeaseConfig>,
     /// Bounds on the removal of orphans.
@@ -475,6 +478,15 @@ pub struct HttpConfig {
     pub allow_insecure_http: bool,
 }
 
+/// The status page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageConfig {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Names besides `localhost` and plain addresses that it answers to.
+    pub hosts: Vec<String>,
+}
+
 /// The Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseConfig {
@@ -573,7 +585,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
 
     let http = reader.section(&root, "http");
     let insecure = reader.boolean(&http, "allow_insecure_http", false);
-    let http = HttpConfig { listen: listen(reader, &http), allow_insecure_http: insecure };
+    let http = HttpConfig { listen: listen(reader, &http, "0.0.0.0:9090, or [::]:9090"), allow_insecure_http: insecure };
     let waldur = waldur(reader, &root, insecure);
     let gateway = gateway(reader, &root, insecure);
     let webui = match reader.optional_section(&root, "webui") {
@@ -615,6 +627,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         reader.fault(&section, "initial", format!("is longer than backoff.max ({max}); write a shorter one"));
     }
 
+    let page = page(reader, &root);
     let lease = lease(reader, &root);
     let section = reader.section(&root, "orphans");
     let orphans = OrphansConfig { max_per_pass: reader.whole(&section, "max_per_pass").unwrap_or(10) };
@@ -637,6 +650,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         concurrency,
         backoff,
         http,
+        page,
         lease,
         orphans,
         log,
@@ -655,15 +669,48 @@ fn owner_label(text: &str) -> Result<(), &'static str> {
     }
 }
 
-fn listen(reader: &mut Reader<'_>, section: &Section) -> Option<SocketAddr> {
+fn listen(reader: &mut Reader<'_>, section: &Section, example: &str) -> Option<SocketAddr> {
     let text = reader.text(section, "listen")?;
     match text.parse() {
         Ok(address) => Some(address),
         Err(_) => {
-            reader.fault(section, "listen", "is not an address and a port; write 0.0.0.0:9090, or [::]:9090");
+            reader.fault(section, "listen", format!("is not an address and a port; write {example}"));
             None
         }
     }
+}
+
+fn page(reader: &mut Reader<'_>, root: &Section) -> Option<PageConfig> {
+    let section = reader.optional_section(root, "page")?;
+    reader.required(&section, "listen")?;
+    let listen = listen(reader, &section, "127.0.0.1:9091, or [::1]:9091");
+    let allow_remote = reader.boolean(&section, "allow_remote", false);
+    if let Some(listen) = listen.filter(|listen| !listen.ip().is_loopback()) {
+        if allow_remote {
+            reader.warnings.push(format!(
+                "page.listen: {listen} is not on loopback; everybody who reaches it reads the names of resources and projects, since the page asks for no password"
+            ));
+        } else {
+            reader.fault(
+                &section,
+                "listen",
+                "is not on loopback, and the page asks for no password; write 127.0.0.1:9091, or set page.allow_remote: true",
+            );
+        }
+    }
+    let hosts = reader.texts(&section, "hosts");
+    if let Some(host) = hosts.iter().find(|host| !is_host_name(host)) {
+        let message = format!(
+            "holds {:?}, which is no host name; write it without scheme, port and path, as status.example.org",
+            visible_start(host, 40)
+        );
+        reader.fault(&section, "hosts", message);
+    }
+    Some(PageConfig { listen: listen?, hosts })
+}
+
+fn is_host_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 253 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
 }
 
 fn waldur(reader: &mut Reader<'_>, root: &Section, insecure: bool) -> Option<WaldurConfig> {

@@ -222,7 +222,7 @@ colour: red
             "agent.yml:32:23: concurrency.orders: has to be from 1 to 1024",
             "agent.yml:33:20: backoff.initial: is longer than backoff.max (10m); write a shorter one",
             "agent.yml:34:16: http.listen: is not an address and a port; write 0.0.0.0:9090, or [::]:9090",
-            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, rotation, usage, concurrency, backoff, http, lease, orphans, log",
+            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, rotation, usage, concurrency, backoff, http, page, lease, orphans, log",
         ]
     );
 }
@@ -590,5 +590,28 @@ fn a_log_level_is_a_level_or_a_filter() {
     }
     for level in ["loud", "a=loud", "''"] {
         assert!(only(&format!("log: {{level: {level}}}\n")).starts_with("agent.yml:7:14: log.level: "), "{level}");
+    }
+}
+
+#[test]
+fn the_page_stays_on_loopback_unless_more_is_allowed() {
+    let page = |text: &str| format!("{LEAST}page: {text}\n");
+    for listen in ["127.0.0.1:9091", "'[::1]:9091'", "127.1.2.3:1"] {
+        let Loaded { config, warnings } = accepted(&page(&format!("{{listen: {listen}}}")), &[]);
+        assert!(config.page.is_some() && warnings.is_empty(), "{listen}: {warnings:?}");
+    }
+    let Loaded { config, warnings } = accepted(&page("{listen: '0.0.0.0:9091', allow_remote: true, hosts: [status.example.org]}"), &[]);
+    assert_eq!(config.page.unwrap().hosts, ["status.example.org"]);
+    assert!(warnings.len() == 1 && warnings[0].contains("asks for no password"), "{warnings:?}");
+    for (text, wrong) in [
+        ("{listen: '0.0.0.0:9091'}", "is not on loopback, and the page asks for no password"),
+        ("{listen: '[::]:9091'}", "is not on loopback"),
+        ("{listen: 'localhost'}", "is not an address and a port; write 127.0.0.1:9091"),
+        ("{allow_remote: true}", "page.listen: is missing"),
+        ("{listen: 127.0.0.1:9091, hosts: ['https://status.example.org/']}", "which is no host name"),
+        ("{listen: 127.0.0.1:9091, host: [a]}", "page.host: "),
+    ] {
+        let problems = load_text("agent.yml", &page(text), &[]).unwrap_err().to_string();
+        assert!(problems.lines().count() == 1 && problems.contains(wrong), "{text}: {problems}");
     }
 }

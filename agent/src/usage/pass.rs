@@ -129,7 +129,22 @@ impl Agent {
                 self.conditions.raise(UNREAD, "", format!("usage could not be read, so nothing is reported: {failure}"));
             }
         }
-        self.progress.beat("usage");
+        self.progress.ended(
+            "usage",
+            match &result {
+                Ok(report) if report.discarded => "midnight came while the ledger was read; nothing was reported".to_owned(),
+                Ok(report) => {
+                    format!(
+                        "{} resources, {} rows read, {} reported, {} behind",
+                        report.resources,
+                        report.rows,
+                        report.sent(),
+                        report.lines.len() - report.sent()
+                    )
+                }
+                Err(failure) => format!("nothing was reported: {failure}"),
+            },
+        );
         result
     }
 
