@@ -11,7 +11,7 @@ mod ledger;
 pub mod pass;
 pub mod report;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -25,12 +25,15 @@ use crate::clock::after;
 use crate::config::OfferingConfig;
 use crate::domain::{BillingMonth, team_id};
 use crate::gate::Peer;
-use crate::plan::{Amounts, component_amounts, shared_upstreams, usable_components};
+use crate::plan::{Amounts, Notes, Proven, TeamUse, component_amounts, usable_components};
+use ledger::{LogMemory, Whose};
 use report::{How, Outcome, Seller};
 
 /// A final usage that Waldur refuses this often, and for so long, is recorded as unbilled, so that the termination goes on.
 const REFUSALS: u32 = 3;
 const REFUSED_FOR: Duration = Duration::from_secs(3600);
+/// So long an end waits for calls that the gateway's log lacks.
+const UNPROVEN_FOR: Duration = Duration::from_secs(3600);
 
 /// What the usage passes of a process remember. Losing it costs a few reads, never a figure.
 #[derive(Debug, Default)]
@@ -47,6 +50,10 @@ pub(crate) struct Memory {
     misfiled: HashSet<Uuid>,
     /// What was last reported for an API key; empty where Waldur takes nothing more for it.
     keys: HashMap<(Uuid, BillingMonth), Vec<waldur_client::Usage>>,
+    /// Since when the final usage of an order is not proven by the log of calls.
+    unproven_since: HashMap<Uuid, Timestamp>,
+    /// What the log of calls said.
+    log: LogMemory,
 }
 
 impl Agent {
@@ -69,7 +76,9 @@ impl Agent {
         let months = BillingMonth::span(since, now);
         let (Some(first), Some(last)) = (months.first(), months.last()) else { return Ok(None) };
         let team = team_id(resource.uuid);
-        let proven = self.read_ledger(&[&team], first.first_day(), last.last_day()).await?;
+        let (teams, sold) = (BTreeSet::from([team.clone()]), BTreeMap::new());
+        let whose = Whose { only: &[&team], teams: &teams, sold: &sold };
+        let proven = self.read_ledger(whose, first.first_day(), last.last_day()).await?;
         if let Some(withheld) = proven.withheld.first() {
             let message = format!("the gateway's ledger does not add up ({withheld}); the final usage is read again");
             return Err(Failure::Transient { peer: Peer::Gateway, message, retry_after: None, unreachable: false });
@@ -78,15 +87,18 @@ impl Agent {
         if let Some(wait) = self.settled(order.uuid, format!("{used:?}"), now) {
             return Ok(Some(wait));
         }
-        let shared = if used.iter().any(|(_, used)| !used.models.is_empty()) {
-            shared_names(&self.gateway.model_info().await?)
-        } else {
-            BTreeSet::new()
-        };
+        if let Some(why) = unproven(&proven, &used)
+            && !self.waited_for_the_log(order.uuid, now)
+        {
+            let message = format!(
+                "the gateway's log of calls does not bear out its ledger ({why}); the final usage is read again, for up to an hour"
+            );
+            return Err(Failure::Transient { peer: Peer::Gateway, message, retry_after: None, unreachable: false });
+        }
         let seller = self.seller(offering).await?;
         let resource = &mut resource.clone();
         for (month, used) in &used {
-            let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &shared, false);
+            let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &used.untold, used.partial);
             if !amounts.homeless.is_empty() {
                 let models = amounts.homeless.join(", ");
                 self.conditions.raise(
@@ -96,13 +108,14 @@ impl Agent {
                 );
                 self.note_unbilled(resource, *month, &format!("no component for {models}")).await?;
             }
-            if !amounts.unknown.is_empty() && used.models.keys().any(|model| shared.contains(model)) {
-                self.note_unbilled(
-                    resource,
-                    *month,
-                    &format!("the models of {} share an upstream, and the gateway does not tell them apart", listed(&amounts.unknown)),
-                )
-                .await?;
+            if used.partial {
+                let why = unproven(&proven, &[]).unwrap_or_else(|| "a part of the ledger is withheld".into());
+                self.note_unbilled(resource, *month, &why).await?;
+            }
+            if !amounts.unknown.is_empty() {
+                let kinds = listed(&amounts.unknown);
+                let why = format!("{kinds}: the models share an upstream, and the log of calls does not tell them apart");
+                self.note_unbilled(resource, *month, &why).await?;
             }
             let reported = self.report(&seller, resource, *month, &amounts, &used.days, How { final_usage: true, ..How::default() }).await;
             if let Ok(reported) = &reported
@@ -122,7 +135,7 @@ impl Agent {
                 }
                 Err(failure) => return Err(failure),
             }
-            self.try_keys(&seller, resource.uuid, *month, used, &shared, None).await;
+            self.try_keys(&seller, resource.uuid, *month, used, None).await;
         }
         Ok(None)
     }
@@ -143,19 +156,33 @@ impl Agent {
         }
     }
 
+    /// Whether the final usage of this order has waited long enough for calls that the log lacks.
+    fn waited_for_the_log(&self, order: Uuid, now: Timestamp) -> bool {
+        let since = *self.memory().usage.unproven_since.entry(order).or_insert(now);
+        now >= after(since, UNPROVEN_FOR)
+    }
+
     /// The offering as usage sees it, read anew.
     pub(crate) async fn seller(&self, offering: Uuid) -> Result<Seller, Failure> {
         let settings: &OfferingConfig = self
             .offering(offering)
             .ok_or_else(|| Failure::Refused { peer: Peer::Waldur, message: format!("offering {} is not configured", offering.simple()) })?;
-        let components = self.waldur.offering(offering).await?.components;
-        let usable = usable_components(&components);
-        let by_day = components
+        let offering = self.waldur.offering(offering).await?;
+        let usable = usable_components(&offering.components);
+        let noted = Notes::read(&offering).components;
+        let sold = usable.iter().filter_map(|kind| {
+            let key = kind.strip_suffix(":input").or_else(|| kind.strip_suffix(":output"))?;
+            let name = noted.get(kind).and_then(|note| note.model.clone()).unwrap_or_else(|| key.to_owned());
+            Some((key.to_owned(), name))
+        });
+        let sold = sold.collect();
+        let by_day = offering
+            .components
             .iter()
             .filter(|component| component.by_day && usable.contains(&component.kind))
             .map(|component| component.kind.clone())
             .collect();
-        Ok(Seller { offering, usable, by_day, token_unit: Decimal::from(settings.token_unit.tokens()) })
+        Ok(Seller { offering: offering.uuid, usable, by_day, sold, token_unit: Decimal::from(settings.token_unit.tokens()) })
     }
 
     fn refused_for_good(&self, order: &Order, failure: &Failure) -> bool {
@@ -186,9 +213,12 @@ impl Agent {
     }
 }
 
-/// The names of models that share an upstream with another.
-pub(crate) fn shared_names(deployments: &[litellm_client::ModelInfo]) -> BTreeSet<String> {
-    shared_upstreams(deployments.iter().map(|deployment| (deployment.model_name.as_str(), deployment.upstream_model.as_deref())))
+/// What of a final usage the log of calls does not bear out: failed calls that cannot be taken out, or models that it does
+/// not tell apart.
+fn unproven(proven: &Proven, used: &[(BillingMonth, TeamUse)]) -> Option<String> {
+    let held = proven.unproven.iter().chain(&proven.waiting).chain(&proven.merged).next();
+    let untold = used.iter().flat_map(|(_, used)| used.untold.keys()).next();
+    held.map(ToString::to_string).or_else(|| untold.map(|model| format!("{model:?} is not told apart from another model")))
 }
 
 fn listed(names: &BTreeSet<String>) -> String {

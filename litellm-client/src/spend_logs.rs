@@ -29,6 +29,8 @@ pub struct LoggedCall {
     pub key: String,
     /// The public model name; empty for a call that was refused before it was routed.
     pub model_group: String,
+    /// The model that was asked for upstream, or by the caller where no upstream was chosen.
+    pub upstream: String,
     /// Whether it failed; its tokens are then the gateway's estimate.
     pub failed: bool,
     /// Input tokens.
@@ -39,6 +41,15 @@ pub struct LoggedCall {
     pub spend: Decimal,
     /// When it began; this decides its day.
     pub started: Timestamp,
+}
+
+impl LoggedCall {
+    /// The name under which the daily rows have it: the public one, or what the caller asked for where there is none
+    /// (measured: a model that does not exist).
+    #[must_use]
+    pub fn name(&self) -> &str {
+        if self.model_group.is_empty() { &self.upstream } else { &self.model_group }
+    }
 }
 
 /// Which calls to read.
@@ -74,6 +85,8 @@ struct Row {
     #[serde(default)]
     model_group: Option<String>,
     #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
     status: Option<String>,
     #[serde(deserialize_with = "number::count")]
     prompt_tokens: u64,
@@ -92,6 +105,7 @@ impl From<Row> for LoggedCall {
             team_id: row.team_id.filter(|id| !id.is_empty()),
             key: row.api_key.unwrap_or_default(),
             model_group: row.model_group.unwrap_or_default(),
+            upstream: row.model.unwrap_or_default(),
             failed: row.status.as_deref() == Some("failure"),
             prompt_tokens: row.prompt_tokens,
             completion_tokens: row.completion_tokens,
@@ -110,35 +124,12 @@ impl Client {
     /// [`ErrorKind::Incomplete`](crate::ErrorKind::Incomplete) when the pages hold fewer calls than they count: what was
     /// taken before is worth nothing then.
     pub async fn spend_logs(&self, filter: LogFilter<'_>, from: Date, to: Date, mut take: impl FnMut(LoggedCall)) -> Result<()> {
-        // The end is inclusive and has whole seconds only, so the first second after it is asked for and left out here.
-        let (Some((begin, _)), Some((_, end))) = (day(from), day(to)) else {
-            return Err(invalid("GET", PATH, "the days are out of range"));
-        };
-        if from > to {
-            return Err(invalid("GET", PATH, "the first day is after the last"));
-        }
+        let span = Span::new(from, to)?;
         let mut seen = HashSet::new();
         // The least that must be there: what the first page counted.
         let mut promised = None;
         for wanted in 1..=MAX_PAGES {
-            let mut call = Call::get(PATH)
-                .cap(USAGE_CAP)
-                .query("start_date", written(begin))
-                .query("end_date", written(end))
-                .query("sort_by", "startTime")
-                .query("sort_order", "asc")
-                .query("page", wanted.to_string())
-                .query("page_size", ROWS_PER_PAGE.to_string());
-            if let Some(team) = filter.team_id {
-                call = call.query("team_id", team);
-            }
-            if let Some(model) = filter.model_group {
-                call = call.query("model_group", model);
-            }
-            if filter.failed {
-                call = call.query("status_filter", "failure");
-            }
-            let answer = self.call(call).await?;
+            let answer = self.call(span.page(filter, wanted, "asc")).await?;
             let page: Page = answer.decode()?;
             if page.page != wanted {
                 return Err(answer.incomplete(format!("asked for page {wanted}, got page {}", page.page)));
@@ -150,10 +141,7 @@ impl Client {
                     continue;
                 }
                 let call = LoggedCall::from(row);
-                let ours = filter.team_id.is_none_or(|id| call.team_id.as_deref() == Some(id))
-                    && filter.model_group.is_none_or(|name| call.model_group == name)
-                    && (call.failed || !filter.failed);
-                if ours && call.started >= begin && call.started < end {
+                if filter.wants(&call) && span.holds(&call) {
                     take(call);
                 }
             }
@@ -167,6 +155,68 @@ impl Client {
             }
         }
         Err(invalid("GET", PATH, "the pages do not end"))
+    }
+
+    /// Some of those calls, the latest first, in one answer: enough to see what there is, and no ground for sums.
+    ///
+    /// # Errors
+    /// As [`Client::spend_logs`].
+    pub async fn latest_calls(&self, filter: LogFilter<'_>, from: Date, to: Date) -> Result<Vec<LoggedCall>> {
+        let span = Span::new(from, to)?;
+        let page: Page = self.call(span.page(filter, 1, "desc")).await?.decode()?;
+        Ok(page.data.into_iter().map(LoggedCall::from).filter(|call| filter.wants(call) && span.holds(call)).collect())
+    }
+}
+
+impl LogFilter<'_> {
+    fn wants(&self, call: &LoggedCall) -> bool {
+        self.team_id.is_none_or(|id| call.team_id.as_deref() == Some(id))
+            && self.model_group.is_none_or(|name| call.model_group == name)
+            && (call.failed || !self.failed)
+    }
+}
+
+/// The instants of some days. The gateway's end is inclusive and has whole seconds only, so the first second after it is
+/// asked for and left out here.
+struct Span {
+    begin: Timestamp,
+    end: Timestamp,
+}
+
+impl Span {
+    fn new(from: Date, to: Date) -> Result<Self> {
+        let (Some((begin, _)), Some((_, end))) = (day(from), day(to)) else {
+            return Err(invalid("GET", PATH, "the days are out of range"));
+        };
+        if from > to {
+            return Err(invalid("GET", PATH, "the first day is after the last"));
+        }
+        Ok(Self { begin, end })
+    }
+
+    fn holds(&self, call: &LoggedCall) -> bool {
+        call.started >= self.begin && call.started < self.end
+    }
+
+    fn page(&self, filter: LogFilter<'_>, wanted: u64, order: &str) -> Call<'_> {
+        let mut call = Call::get(PATH)
+            .cap(USAGE_CAP)
+            .query("start_date", written(self.begin))
+            .query("end_date", written(self.end))
+            .query("sort_by", "startTime")
+            .query("sort_order", order)
+            .query("page", wanted.to_string())
+            .query("page_size", ROWS_PER_PAGE.to_string());
+        if let Some(team) = filter.team_id {
+            call = call.query("team_id", team);
+        }
+        if let Some(model) = filter.model_group {
+            call = call.query("model_group", model);
+        }
+        if filter.failed {
+            call = call.query("status_filter", "failure");
+        }
+        call
     }
 }
 
@@ -197,6 +247,7 @@ mod tests {
         assert_eq!((page.total, page.page, page.total_is_capped), (8, 1, false));
         let call = LoggedCall::from(page.data.into_iter().next().unwrap());
         assert_eq!((call.team_id.as_deref(), call.model_group.as_str(), call.failed), (Some("t-use"), "llama-70b", false));
+        assert_eq!((call.upstream.as_str(), call.name()), ("openai/llama-70b", "llama-70b"));
         assert_eq!((call.prompt_tokens, call.completion_tokens), (300, 40));
         assert_eq!(call.spend.to_string(), "0.00038");
         assert_eq!(call.started.to_string(), "2026-11-30T03:10:29.949Z");

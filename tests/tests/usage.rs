@@ -411,29 +411,186 @@ async fn an_answer_that_is_no_ledger_sends_nothing() {
     }
 }
 
-#[tokio::test]
-async fn models_on_one_upstream_are_not_told_apart_and_so_not_billed_apart() {
-    let world = World::new(Profile::Y2024).await;
+/// Reads of the log of calls.
+fn log_reads(world: &World) -> usize {
+    world.faults.calls().iter().filter(|call| call.path.starts_with("/spend/logs/v2")).count()
+}
+
+/// Two public names on one upstream model, each with an input component.
+fn shared_upstream(world: &World) {
     for model in ["pub-a", "pub-b"] {
         world.gateway.add_deployment(&format!("dep-{model}"), model, "openai/shared-up", Some("0.000001"), Some("0.000001"));
         world.waldur.add_usage_component(world.offering, &format!("{model}:input"));
     }
+}
+
+fn parts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(kind, value)| ((*kind).to_owned(), (*value).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn models_on_one_upstream_are_told_apart_by_their_calls() {
+    let world = World::new(Profile::Late2026).await;
+    shared_upstream(&world);
     per_model(&world);
+    let agent = world.agent().await;
+    let resource = sold(&world, "aurora");
+    // The daily rows have all of it under pub-a.
+    used(&world, resource, "pub-a", "2026-11-08T08:00:00Z", 500, 0, "0.005");
+    used(&world, resource, "pub-a", "2026-11-09T08:00:00Z", 1000, 0, "0.01");
+    used(&world, resource, "pub-b", "2026-11-09T08:00:00Z", 2000, 0, "0.02");
+    used(&world, resource, "kestrel-8b", "2026-11-09T08:00:00Z", 4000, 0, "0.04");
+    assert_eq!(world.gateway.daily_sum(&id(resource), "pub-b", "2026-11").prompt_tokens, 0);
+    pass(&agent).await;
+    let all = [("input_tokens", "7.50"), ("kestrel-8b:input", "4.00"), ("pub-a:input", "1.50"), ("pub-b:input", "2.00"), ("spend", "0.08")];
+    assert_eq!(held(&world, resource, "2026-11"), parts(&all));
+    assert!(!agent.conditions.holds("usage-shared-upstream"));
+    // What is over is read once; a day that grew is read again, and no other.
+    world.faults.reset_calls();
+    pass(&agent).await;
+    assert_eq!(log_reads(&world), 0);
+    used(&world, resource, "pub-b", "2026-11-10T08:00:00Z", 300, 0, "0");
+    pass(&agent).await;
+    assert_eq!(figure(&world, resource, "2026-11", "pub-b:input"), "2.30");
+    let days: Vec<String> =
+        world.faults.calls().into_iter().filter(|call| call.path.starts_with("/spend/logs/v2")).map(|call| call.path).collect();
+    assert!(days.len() == 2 && days.iter().all(|path| path.contains("start_date=2026-11-10")), "one for each of the two models: {days:?}");
+    // Its final usage is told apart as well.
+    used(&world, resource, "pub-b", "2026-11-10T08:30:00Z", 1700, 0, "0");
+    world.waldur.terminate(resource);
+    world.run_to_rest(&agent, 20).await;
+    assert_eq!(figure(&world, resource, "2026-11", "pub-b:input"), "4.00");
+    assert!(!agent.conditions.holds("unbilled"));
+}
+
+#[tokio::test]
+async fn models_on_one_upstream_are_billed_together_where_the_log_lacks_calls_and_never_too_much() {
+    let world = World::new(Profile::Y2024).await;
+    shared_upstream(&world);
+    let agent = world.agent().await;
+    let (whole, cut) = (sold(&world, "whole"), sold(&world, "cut"));
+    for resource in [whole, cut] {
+        used(&world, resource, "pub-a", "2026-11-08T08:00:00Z", 500, 0, "0.005");
+        used(&world, resource, "pub-b", "2026-11-08T09:00:00Z", 500, 0, "0.005");
+        used(&world, resource, "pub-a", "2026-11-09T08:00:00Z", 1000, 0, "0.01");
+        used(&world, resource, "pub-b", "2026-11-09T08:00:00Z", 2000, 0, "0.02");
+    }
+    assert!(world.gateway.lose_call(&id(cut), "pub-b", false));
+    pass(&agent).await;
+    assert_eq!(
+        held(&world, whole, "2026-11"),
+        parts(&[("input_tokens", "4.00"), ("pub-a:input", "1.50"), ("pub-b:input", "2.50"), ("spend", "0.04")])
+    );
+    assert_eq!(
+        held(&world, cut, "2026-11"),
+        parts(&[("input_tokens", "4.00"), ("pub-a:input", "0.50"), ("pub-b:input", "0.50"), ("spend", "0.04")])
+    );
+    let said = holds(&agent, "usage-shared-upstream");
+    let team = id(cut);
+    for word in ["2026-11-09", "pub-a, pub-b", &team, "the ledger has 2 calls of one key with 3000 + 0 tokens", "the log 1 with 1000 + 0"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert!(!said.contains(&id(whole)) && !said.contains("2026-11-08"), "{said}");
+    // The audit has evidence for its reason, and for nothing else.
+    let audit = agent.audit("2026-11".parse().unwrap(), None).await.unwrap();
+    assert_eq!((audit.unexplained(), audit.merged.len()), (0, 1), "{:?}", audit.rows);
+    let reasons = |resource: Uuid, kind: &str| {
+        let row = audit.rows.iter().find(|row| row.resource == resource && row.kind == kind).unwrap();
+        row.reasons.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(reasons(cut, "pub-a:input")[0].contains("shared upstream: the daily rows have 3000 under this name"), "{:?}", audit.rows);
+    assert_eq!(reasons(whole, "pub-a:input"), Vec::<String>::new());
+    // Nothing of it is read again before an hour is over, whatever the log lacks.
+    world.faults.reset_calls();
+    pass(&agent).await;
+    assert_eq!((log_reads(&world), sent(&world).len()), (0, 0));
+    // An end does not wait for ever, and what it leaves unbilled is noted.
+    let order = world.waldur.terminate(cut);
+    for _ in 0..20 {
+        world.beat(&agent).await;
+        world.advance(Duration::from_secs(120));
+    }
+    assert_eq!(world.waldur.order_state(order), "executing");
+    world.run_to_rest(&agent, 90).await;
+    assert_eq!(world.waldur.order_state(order), "done");
+    assert!(holds(&agent, "unbilled").contains("does not tell them apart"), "{}", holds(&agent, "unbilled"));
+    // With a log that was never kept.
+    let world = World::new(Profile::Y2024).await;
+    shared_upstream(&world);
+    world.gateway.keep_log(false);
     let agent = world.agent().await;
     let resource = sold(&world, "aurora");
     used(&world, resource, "pub-a", "2026-11-09T08:00:00Z", 1000, 0, "0.01");
     used(&world, resource, "pub-b", "2026-11-09T08:00:00Z", 2000, 0, "0.02");
-    used(&world, resource, "kestrel-8b", "2026-11-09T08:00:00Z", 4000, 0, "0.04");
     pass(&agent).await;
-    let got = held(&world, resource, "2026-11");
-    assert_eq!(
-        got,
-        BTreeMap::from(
-            [("input_tokens", "7.00"), ("kestrel-8b:input", "4.00"), ("spend", "0.07")].map(|(k, v)| (k.to_owned(), v.to_owned()))
-        )
-    );
-    let said = holds(&agent, "usage-shared-upstream");
-    assert!(said.contains("pub-a, pub-b share one upstream"), "{said}");
+    assert_eq!(held(&world, resource, "2026-11"), parts(&[("input_tokens", "3.00"), ("spend", "0.03")]));
+}
+
+#[tokio::test]
+async fn a_model_that_shared_an_upstream_and_has_gone_is_still_told_apart() {
+    for (restart, repointed) in [(false, false), (true, false), (false, true)] {
+        let world = World::new(Profile::Late2026).await;
+        shared_upstream(&world);
+        let mut agent = world.agent().await;
+        let (resource, cut) = (sold(&world, "aurora"), sold(&world, "cut"));
+        // Before anything is used, so that only the look at the gateway tells later.
+        used(&world, resource, "kestrel-8b", "2026-11-09T08:00:00Z", 1, 0, "0.001");
+        pass(&agent).await;
+        for resource in [resource, cut] {
+            used(&world, resource, "pub-a", "2026-11-10T08:00:00Z", 1000, 0, "0.01");
+            used(&world, resource, "pub-b", "2026-11-10T08:10:00Z", 2000, 0, "0.02");
+        }
+        world.gateway.lose_call(&id(cut), "pub-a", false);
+        world.gateway.remove_model("pub-b");
+        if repointed {
+            world.gateway.add_deployment("dep-pub-b2", "pub-b", "openai/other-up", None, None);
+        }
+        world.set_time("2026-11-12T09:00:00Z");
+        if restart {
+            agent = world.agent().await;
+        }
+        used(&world, resource, "pub-a", "2026-11-12T08:00:00Z", 4000, 0, "0.04");
+        pass(&agent).await;
+        let got = held(&world, resource, "2026-11");
+        assert_eq!(
+            (got["pub-a:input"].as_str(), got["pub-b:input"].as_str()),
+            ("5.00", "2.00"),
+            "restart {restart}, repointed {repointed}"
+        );
+        let got = held(&world, cut, "2026-11");
+        assert_eq!(got, parts(&[("input_tokens", "3.00"), ("spend", "0.03")]));
+        assert!(holds(&agent, "usage-shared-upstream").contains(&id(cut)));
+        // Nothing shared is not asked for again.
+        world.faults.reset_calls();
+        pass(&agent).await;
+        assert_eq!(log_reads(&world), 0, "restart {restart}");
+    }
+}
+
+#[tokio::test]
+async fn the_log_of_calls_is_not_read_where_the_ledger_says_it_all() {
+    for more in ["", "usage: {failed_calls: exclude}\n"] {
+        let world = World::new(Profile::Y2024).await;
+        per_model(&world);
+        // Others share what they like, and their calls fail.
+        shared_upstream(&world);
+        world.gateway.add_foreign_team("others", &serde_json::json!({"models": ["pub-a", "pub-b"]}));
+        let theirs = world.gateway.add_foreign_key("others", "others-1");
+        for model in ["pub-a", "pub-b"] {
+            world.gateway.chat(&theirs, model, "P=10 C=1").unwrap();
+            world.gateway.chat(&theirs, model, "FAIL=500").unwrap_err();
+        }
+        let agent = world.agent_with(more).await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=1000 C=0").unwrap();
+        world.gateway.chat(&world.key(resource, "project"), "heron-70b", "P=1000 C=0").unwrap_err();
+        world.advance(Duration::from_secs(40));
+        world.faults.reset_calls();
+        pass(&agent).await;
+        pass(&agent).await;
+        assert_eq!(figure(&world, resource, "2026-11", "kestrel-8b:input"), "1.00");
+        assert_eq!(log_reads(&world), 0, "{more}");
+    }
 }
 
 #[tokio::test]
@@ -543,6 +700,160 @@ async fn failed_calls_cost_what_the_configuration_says() {
         let row = audit.rows.iter().find(|row| row.kind == "kestrel-8b:input").unwrap();
         assert_eq!(row.estimated, Decimal::from(ledger.prompt_tokens - 1000));
     }
+}
+
+#[tokio::test]
+async fn failed_calls_are_excluded_only_where_the_log_has_as_many_of_them() {
+    let exclude = "usage: {failed_calls: exclude}\n";
+    let world = World::new(Profile::Late2026).await;
+    per_model(&world);
+    let agent = world.agent_with(exclude).await;
+    let (whole, cut) =
+        (world.sold(&agent, "whole", &["kestrel-8b", "heron-70b"]).await, world.sold(&agent, "cut", &["kestrel-8b", "heron-70b"]).await);
+    for resource in [whole, cut] {
+        let key = world.key(resource, "project");
+        world.gateway.chat(&key, "kestrel-8b", "P=1000 C=0").unwrap();
+        world.gateway.chat(&key, "heron-70b", "P=3000 C=0").unwrap();
+        for _ in 0..3 {
+            world.gateway.chat(&key, "kestrel-8b", "FAIL=500").unwrap_err();
+        }
+        // Of another key of the same team nothing is in doubt.
+        world.gateway.chat(&world.key(resource, "chat"), "kestrel-8b", "P=500 C=0").unwrap();
+    }
+    world.advance(Duration::from_secs(40));
+    // The log gets its rows later than the ledger: today it waits, and nothing is said.
+    let empty = r#"{"data":[],"total":0,"page":1,"page_size":1000,"total_pages":0,"total_is_capped":false}"#;
+    let answer = Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: empty.into() };
+    let rule = world.faults.add(Rule::new(answer).peer(Peer::LiteLlm).path("/spend/logs/v2"));
+    let report = pass(&agent).await;
+    assert_eq!((report.withheld.len(), report.waiting, report.is_whole()), (0, 2, false));
+    for resource in [whole, cut] {
+        assert_eq!(figure(&world, resource, "2026-11", "kestrel-8b:input"), "0.50");
+        assert_eq!(figure(&world, resource, "2026-11", "heron-70b:input"), "3.00");
+    }
+    world.faults.remove(rule);
+    assert!(world.gateway.lose_call(&id(cut), "kestrel-8b", true));
+    pass(&agent).await;
+    assert_eq!(figure(&world, whole, "2026-11", "kestrel-8b:input"), "1.50");
+    assert_eq!(figure(&world, cut, "2026-11", "kestrel-8b:input"), "0.50");
+    assert!(!agent.conditions.holds("usage-withheld"));
+    // The day is over, and the log still lacks one.
+    world.set_time("2026-11-11T00:29:59Z");
+    pass(&agent).await;
+    assert!(!agent.conditions.holds("usage-withheld"));
+    world.set_time("2026-11-11T00:30:00Z");
+    let report = pass(&agent).await;
+    let said = holds(&agent, "usage-withheld");
+    let team = id(cut);
+    for word in [
+        "2026-11-10",
+        "kestrel-8b",
+        &team,
+        "the ledger counts 3 failed calls of one key and the log of calls has 2",
+        "1030 + 0 tokens",
+        "usage.failed_calls",
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert_eq!((report.withheld.len(), report.waiting), (1, 0));
+    let audit = agent.audit("2026-11".parse().unwrap(), None).await.unwrap();
+    assert_eq!((audit.withheld.len(), audit.unexplained()), (1, 1), "{:?}", audit.rows);
+    // An end does not wait for it for ever.
+    let order = world.waldur.terminate(cut);
+    for _ in 0..20 {
+        world.beat(&agent).await;
+        world.advance(Duration::from_secs(120));
+    }
+    assert_eq!(world.waldur.order_state(order), "executing");
+    world.run_to_rest(&agent, 90).await;
+    assert_eq!(figure(&world, cut, "2026-11", "kestrel-8b:input"), "0.50");
+    assert!(holds(&agent, "unbilled").contains("3 failed calls"), "{}", holds(&agent, "unbilled"));
+    // The log is gone, and a process that has seen it goes on; one that has not keeps what Waldur holds.
+    world.gateway.forget_calls(at("2026-11-11T00:00:00Z"));
+    let key = world.key(whole, "project");
+    world.gateway.chat(&key, "kestrel-8b", "P=2000 C=0").unwrap();
+    world.advance(Duration::from_secs(40));
+    pass(&agent).await;
+    assert_eq!(figure(&world, whole, "2026-11", "kestrel-8b:input"), "3.50");
+    let fresh = world.agent_with(exclude).await;
+    pass(&fresh).await;
+    assert_eq!(figure(&world, whole, "2026-11", "kestrel-8b:input"), "3.50");
+    assert!(holds(&fresh, "usage-withheld").contains(&id(whole)) && !fresh.conditions.holds("usage-lower"));
+    // By the operator's word the ledger is billed as it is.
+    pass(&world.agent().await).await;
+    let ledger = world.gateway.daily_sum(&id(whole), "kestrel-8b", "2026-11").prompt_tokens;
+    assert_eq!(
+        figure(&world, whole, "2026-11", "kestrel-8b:input"),
+        llm_access_agent::domain::amount(Decimal::from(ledger), Decimal::from(1000)).to_string()
+    );
+    assert_eq!(ledger, 3530);
+}
+
+#[tokio::test]
+async fn a_log_that_cannot_be_read_holds_up_only_what_depends_on_it() {
+    let json =
+        |body: &str| Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: body.into() };
+    let page = |page: u64, total: u64| {
+        json(&format!(r#"{{"data":[],"total":{total},"page":{page},"page_size":1000,"total_pages":1,"total_is_capped":false}}"#))
+    };
+    let answers = [
+        json("[]"),
+        json("{}"),
+        json(r#"{"error":{"message":"no"}}"#),
+        page(1, 7),
+        page(2, 0),
+        Fault::status(500, "{}"),
+        Fault::Truncate,
+        Fault::Refuse,
+    ];
+    for answer in answers {
+        let world = World::new(Profile::Y2024).await;
+        per_model(&world);
+        shared_upstream(&world);
+        let agent = world.agent_with("usage: {failed_calls: exclude}\n").await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b", "heron-70b"]).await;
+        let key = world.key(resource, "project");
+        world.gateway.chat(&key, "kestrel-8b", "P=1000 C=0").unwrap();
+        world.gateway.chat(&key, "kestrel-8b", "FAIL=500").unwrap_err();
+        world.gateway.chat(&key, "heron-70b", "P=3000 C=0").unwrap();
+        used(&world, resource, "pub-a", "2026-11-10T08:00:00Z", 100, 0, "0");
+        used(&world, resource, "pub-b", "2026-11-10T08:00:00Z", 100, 0, "0");
+        world.set_time("2026-11-11T09:00:00Z");
+        world.faults.add(Rule::new(answer.clone()).peer(Peer::LiteLlm).path("/spend/logs/v2"));
+        pass(&agent).await;
+        assert_eq!(held(&world, resource, "2026-11"), parts(&[("heron-70b:input", "3.00"), ("input_tokens", "3.20")]), "{answer:?}");
+        assert!(
+            holds(&agent, "usage-withheld").contains("cannot be read") && holds(&agent, "usage-shared-upstream").contains("cannot be read"),
+            "{answer:?}: {:?}",
+            agent.conditions.all()
+        );
+        world.faults.clear();
+        pass(&agent).await;
+        let got = held(&world, resource, "2026-11");
+        assert_eq!(
+            (got["kestrel-8b:input"].as_str(), got["pub-a:input"].as_str(), got["pub-b:input"].as_str()),
+            ("1.00", "0.10", "0.10"),
+            "{answer:?}"
+        );
+        assert!(!agent.conditions.holds("usage-withheld") && !agent.conditions.holds("usage-shared-upstream"));
+    }
+}
+
+#[tokio::test]
+async fn a_spend_below_nothing_bills_nothing_of_its_day_and_is_named() {
+    let world = World::new(Profile::Y2024).await;
+    let agent = world.agent().await;
+    let (odd, other) = (sold(&world, "odd"), sold(&world, "other"));
+    for resource in [odd, other] {
+        used(&world, resource, "kestrel-8b", "2026-11-08T08:00:00Z", 1000, 0, "1");
+        used(&world, resource, "kestrel-8b", "2026-11-09T08:00:00Z", 1000, 0, "1");
+    }
+    used(&world, odd, "heron-70b", "2026-11-09T08:00:00Z", 1000, 0, "-2");
+    pass(&agent).await;
+    assert_eq!(held(&world, odd, "2026-11"), parts(&[("input_tokens", "1.00"), ("spend", "1.00")]));
+    assert_eq!(held(&world, other, "2026-11"), parts(&[("input_tokens", "2.00"), ("spend", "2.00")]));
+    let said = holds(&agent, "usage-withheld");
+    assert!(said.contains("heron-70b") && said.contains(&id(odd)) && said.contains("a spend of -2 is below nothing"), "{said}");
 }
 
 #[tokio::test]

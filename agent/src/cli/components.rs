@@ -262,8 +262,8 @@ async fn report_usage(agent: &Agent, dry_run: bool) -> Result<Option<String>, Pr
     if let Some((_, failure)) = report.failures().next() {
         return Ok(Some(format!("usage cannot be reported first: {failure}")));
     }
-    let whole = report.withheld.is_empty() && !report.discarded;
-    Ok((!whole).then(|| "usage cannot be reported first, since the gateway's ledger does not add up; run this again later".to_owned()))
+    Ok((!report.is_whole())
+        .then(|| "usage cannot be reported first, since the gateway's ledger does not add up; run this again later".to_owned()))
 }
 
 async fn say_what_is_lost(agent: &Agent, offering: Uuid, kind: &str) -> Result<(), Problem> {

@@ -171,6 +171,9 @@ fn print_pass(report: &PassReport) -> Result<(), Problem> {
     for withheld in &report.withheld {
         say(format_args!("withheld: {}", clean(&withheld.to_string())))?;
     }
+    for merged in &report.merged {
+        say(format_args!("not told apart: {}", clean(&merged.to_string())))?;
+    }
     if rows.is_empty() {
         let months: Vec<String> = report.months.iter().map(ToString::to_string).collect();
         return say(format_args!(
@@ -242,7 +245,10 @@ const COLUMNS: [&str; 10] = ["RESOURCE", "SLUG", "MODEL", "COMPONENT", "WALDUR",
 
 fn print_audit(audit: &Audit) -> Result<(), Problem> {
     for withheld in &audit.withheld {
-        say(format_args!("does not add up: {}", clean(&withheld.to_string())))?;
+        say(format_args!("not billed: {}", clean(&withheld.to_string())))?;
+    }
+    for merged in &audit.merged {
+        say(format_args!("not told apart: {}", clean(&merged.to_string())))?;
     }
     let lost = &audit.unattributed;
     if lost.prompt_tokens + lost.completion_tokens > 0 || !lost.spend.is_zero() {
@@ -285,6 +291,7 @@ fn as_json(audit: &Audit) -> serde_json::Value {
     json!({
         "month": audit.month.to_string(), "rows": rows, "unexplained": audit.unexplained(),
         "withheld": audit.withheld.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "not_told_apart": audit.merged.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "unattributed": {"input_tokens": lost.prompt_tokens, "output_tokens": lost.completion_tokens, "spend": exact(lost.spend)},
     })
 }

@@ -37,8 +37,8 @@ pub(crate) use offering::{RETIRED, plan_retirement};
 pub use registration::{Difference, Registration, Registry, deployment_id, differences, plan_registration, same_price};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{
-    Amounts, Decision, Filing, Ledger, Lower, ModelTotals, Proven, TeamUse, Totals, Withheld, component_amounts, daily_amounts, decide,
-    filing, shared_upstreams, usable_components,
+    Amounts, Decision, Filing, Ledger, Log, LoggedDay, Lower, ModelTotals, Proven, TeamUse, Totals, Upstreams, Withheld, component_amounts,
+    daily_amounts, decide, filing, usable_components,
 };
 
 /// Everything known about one resource at one moment.

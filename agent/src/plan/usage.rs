@@ -2,12 +2,16 @@
 //! follow, when and under which month they can be filed, and what of it has to be sent.
 
 mod amounts;
+mod calls;
 mod filing;
 mod ledger;
+mod upstreams;
 
 #[cfg(test)]
 mod tests;
 
 pub use amounts::{Amounts, Decision, Lower, component_amounts, daily_amounts, decide, usable_components};
+pub use calls::{Log, LoggedDay};
 pub use filing::{Filing, filing};
-pub use ledger::{Ledger, ModelTotals, Proven, TeamUse, Totals, Withheld, shared_upstreams};
+pub use ledger::{Ledger, ModelTotals, Proven, TeamUse, Totals, Withheld};
+pub use upstreams::Upstreams;

@@ -9,10 +9,12 @@ use rust_decimal::Decimal;
 use uuid::Uuid;
 use waldur_client::{Resource, ResourceState};
 
+use super::ledger::Whose;
+use super::report::hold;
 use crate::agent::{Agent, Failure};
 use crate::config::FailedCalls;
 use crate::domain::{BillingMonth, Direction, team_id, usage_component};
-use crate::plan::{ModelTotals, Withheld, component_amounts};
+use crate::plan::{ModelTotals, TeamUse, Withheld, component_amounts};
 
 /// Rows this young may not have reached every place yet.
 const YOUNG: SignedDuration = SignedDuration::from_mins(30);
@@ -25,8 +27,9 @@ pub enum Reason {
     /// The daily rows and the log have different calls: the gateway was killed before it had written both, or keeps one of
     /// them shorter. How much more the log has.
     LostFlush(Decimal),
-    /// Two public names on one upstream model.
-    SharedUpstream,
+    /// So much is of this model or of another on the same upstream model: the daily rows have it under whichever was called
+    /// first, and the log does not tell.
+    SharedUpstream(Decimal),
     /// Calls after the last report of a resource that has ended.
     AfterTermination(Decimal),
 }
@@ -39,7 +42,11 @@ impl std::fmt::Display for Reason {
                 write!(f, "lost flush: the log misses {} that the daily rows have", more.abs().normalize())
             }
             Self::LostFlush(more) => write!(f, "lost flush: the daily rows miss {} that the log has", more.normalize()),
-            Self::SharedUpstream => f.write_str("shared upstream: the gateway files two public names under one"),
+            Self::SharedUpstream(untold) => write!(
+                f,
+                "shared upstream: the daily rows have {} under this name that may be another's, and the log does not tell",
+                untold.normalize()
+            ),
             Self::AfterTermination(exact) => write!(f, "after termination: {} in calls after the last report", exact.normalize()),
         }
     }
@@ -89,8 +96,10 @@ pub struct Audit {
     pub month: BillingMonth,
     /// By resource and component.
     pub rows: Vec<AuditRow>,
-    /// What of the daily rows did not add up.
+    /// What of the daily rows did not add up, or is not borne out by the log, and so is not billed.
     pub withheld: Vec<Withheld>,
+    /// Models on one upstream model that the log does not tell apart.
+    pub merged: Vec<Withheld>,
     /// Use of keys whose team is lost.
     pub unattributed: Counts,
 }
@@ -105,7 +114,8 @@ impl Audit {
 
 /// Equal up to the noise of the gateway's binary additions.
 fn same(a: Decimal, b: Decimal) -> bool {
-    (a - b).abs() <= Decimal::new(1, 9).max(a.abs() * Decimal::new(1, 12))
+    let noise = Decimal::new(1, 9).max(a.abs().checked_mul(Decimal::new(1, 12)).unwrap_or_default());
+    a.saturating_sub(b).abs() <= noise
 }
 
 #[derive(Default)]
@@ -118,9 +128,9 @@ struct Logged {
 
 fn add(sums: &mut BTreeMap<String, ModelTotals>, call: &LoggedCall) {
     let sum = sums.entry(call.model_group.clone()).or_default();
-    sum.input_tokens += Decimal::from(call.prompt_tokens);
-    sum.output_tokens += Decimal::from(call.completion_tokens);
-    sum.spend += call.spend;
+    sum.input_tokens = sum.input_tokens.saturating_add(Decimal::from(call.prompt_tokens));
+    sum.output_tokens = sum.output_tokens.saturating_add(Decimal::from(call.completion_tokens));
+    sum.spend = sum.spend.saturating_add(call.spend);
 }
 
 /// What one component counts of these models.
@@ -132,7 +142,7 @@ fn exact(kind: &str, model: Option<&str>, models: &BTreeMap<String, ModelTotals>
     };
     match model {
         Some(model) => models.get(model).map(pick).unwrap_or_default(),
-        None => models.values().map(pick).sum(),
+        None => models.values().map(pick).fold(Decimal::ZERO, Decimal::saturating_add),
     }
 }
 
@@ -154,7 +164,7 @@ impl Agent {
             let mut held: HashMap<Uuid, BTreeMap<String, Decimal>> = HashMap::new();
             for row in self.waldur.usages_of_offering(offering.uuid, month.first_day()).await? {
                 let Some(resource) = row.resource else { continue };
-                *held.entry(resource).or_default().entry(row.kind).or_insert(Decimal::ZERO) += row.usage;
+                hold(held.entry(resource).or_default(), row.kind, row.usage);
                 if let Some(at) = row.date {
                     let last = last_report.entry(team_id(resource)).or_insert(at);
                     *last = at.max(*last);
@@ -164,8 +174,10 @@ impl Agent {
         }
         let team = only.map(team_id);
         let teams: Vec<&str> = team.as_deref().into_iter().collect();
-        let ledger = self.read_ledger(&teams, month.first_day(), month.last_day()).await?;
-        let shared = self.shared_models().await?;
+        let ours: BTreeSet<String> = sold.iter().flat_map(|(_, resources, _)| resources).map(|resource| team_id(resource.uuid)).collect();
+        let names = sold.iter().flat_map(|(seller, ..)| seller.sold.clone()).collect();
+        let whose = Whose { only: &teams, teams: &ours, sold: &names };
+        let ledger = self.read_ledger(whose, month.first_day(), month.last_day()).await?;
         let young = now.checked_sub(YOUNG).unwrap_or(Timestamp::MIN);
         let exclude = self.config.usage.failed_calls == FailedCalls::Exclude;
         let mut logs: HashMap<String, Logged> = HashMap::new();
@@ -191,30 +203,30 @@ impl Agent {
             .await?;
         let nothing = Logged::default();
         let none = BTreeMap::new();
-        let mut audit = Audit { month, rows: Vec::new(), withheld: ledger.withheld.clone(), unattributed: ledger.unattributed };
+        let withheld = ledger.withheld.iter().chain(&ledger.unproven).cloned().collect();
+        let mut audit = Audit { month, rows: Vec::new(), withheld, merged: ledger.merged.clone(), unattributed: ledger.unattributed };
         for (seller, resources, held) in &sold {
             for resource in resources {
                 let team = team_id(resource.uuid);
                 let used = ledger.team(&team, month.first_day(), month.last_day());
                 let logged = logs.get(&team).unwrap_or(&nothing);
                 let held = held.get(&resource.uuid).unwrap_or(&none);
-                self.audit_resource(seller, resource, &used.models, logged, held, &shared, &mut audit);
+                self.audit_resource(seller, resource, &used, logged, held, &mut audit);
             }
         }
         Ok(audit)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the three sources and what explains their differences")]
     fn audit_resource(
         &self,
         seller: &super::report::Seller,
         resource: &Resource,
-        daily: &BTreeMap<String, ModelTotals>,
+        used: &TeamUse,
         logged: &Logged,
         held: &BTreeMap<String, Decimal>,
-        shared: &BTreeSet<String>,
         audit: &mut Audit,
     ) {
+        let daily = &used.models;
         // Every model has its line, also where the offering has only components for all of them.
         let models: BTreeSet<&String> = daily.keys().chain(logged.all.keys()).collect();
         let of_model: BTreeMap<String, &String> = models
@@ -223,7 +235,7 @@ impl Agent {
             .collect();
         let mut kinds: BTreeSet<String> = seller.usable.clone();
         kinds.extend(of_model.keys().cloned());
-        let none = BTreeSet::new();
+        let none = BTreeMap::new();
         let amounts = |models| component_amounts(models, &kinds, seller.token_unit, &none, false).by_kind;
         let (by_day, by_log) = (amounts(daily), amounts(&logged.all));
         let shown: BTreeSet<&String> = by_day.keys().chain(by_log.keys()).chain(held.keys().filter(|kind| kinds.contains(*kind))).collect();
@@ -245,24 +257,25 @@ impl Agent {
                 reasons: Vec::new(),
                 unexplained: false,
             };
-            let is_shared = model.is_some_and(|model| shared.contains(model));
+            // Of a model that is not told apart from others: how much the daily rows have under its name, or under theirs.
+            let untold = model.filter(|model| used.untold.contains_key(*model)).map(|_| of(&used.untold));
             let (young, late) = (of(&logged.young), of(&logged.late));
-            let more = row.log_exact - row.daily_exact;
+            let more = row.log_exact.saturating_sub(row.daily_exact);
             if !same(row.log_exact, row.daily_exact) {
-                row.reasons.push(match () {
-                    () if is_shared => Reason::SharedUpstream,
-                    () if more > Decimal::ZERO && more <= young => Reason::Lag(young),
-                    () => Reason::LostFlush(more),
+                row.reasons.push(match untold {
+                    Some(untold) => Reason::SharedUpstream(untold),
+                    None if more > Decimal::ZERO && more <= young => Reason::Lag(young),
+                    None => Reason::LostFlush(more),
                 });
             }
             if let Some(waldur) = row.waldur.filter(|waldur| *waldur != row.daily) {
                 let unit = if kind == "spend" { Decimal::ONE } else { seller.token_unit };
                 // What Waldur would hold had those calls not been made.
                 let without = |less: Decimal| {
-                    waldur < row.daily && waldur >= crate::domain::amount((row.daily_exact - less).max(Decimal::ZERO), unit)
+                    waldur < row.daily && waldur >= crate::domain::amount(row.daily_exact.saturating_sub(less).max(Decimal::ZERO), unit)
                 };
                 let reason = match () {
-                    () if is_shared => Some(Reason::SharedUpstream),
+                    () if untold.is_some_and(without) => untold.map(Reason::SharedUpstream),
                     () if !young.is_zero() && without(young) => Some(Reason::Lag(young)),
                     () if resource.state == ResourceState::Terminated && !late.is_zero() && without(late) => {
                         Some(Reason::AfterTermination(late))

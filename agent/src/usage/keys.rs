@@ -1,7 +1,7 @@
 //! Usage by API key, for Waldur servers that keep it (late 2026): shown to customers and used for limits per key, never
 //! billed by itself.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use uuid::Uuid;
 use waldur_client::{ApiKey, ApiKeyFilter, Class, Usage};
@@ -23,7 +23,6 @@ impl Agent {
         resource: Uuid,
         month: BillingMonth,
         used: &TeamUse,
-        shared: &BTreeSet<String>,
         keys: Option<&[ApiKey]>,
     ) -> Result<(), Failure> {
         let possible = self.features.worth_trying(Feature::ApiKeys) && self.features.worth_trying(Feature::KeyUsage);
@@ -40,7 +39,13 @@ impl Agent {
         };
         for key in keys.iter().filter(|key| key.resource.is_none_or(|of| of == resource)) {
             let Some(models) = used.keys.get(&key.client_id) else { continue };
-            let amounts = component_amounts(models, &seller.usable, seller.token_unit, shared, false);
+            // Whose calls they are is not known by key either.
+            let untold: BTreeMap<_, _> = models
+                .iter()
+                .filter(|(model, _)| used.untold.contains_key(*model))
+                .map(|(model, sum)| (model.clone(), sum.clone()))
+                .collect();
+            let amounts = component_amounts(models, &seller.usable, seller.token_unit, &untold, false);
             let usages: Vec<Usage> = amounts.by_kind.into_iter().map(|(kind, amount)| Usage { kind, amount }).collect();
             let at = (key.uuid, month);
             if usages.is_empty() || self.memory().usage.keys.get(&at).is_some_and(|sent| sent.is_empty() || *sent == usages) {

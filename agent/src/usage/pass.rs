@@ -9,8 +9,8 @@ use rust_decimal::Decimal;
 use uuid::Uuid;
 use waldur_client::{ApiKey, ApiKeyFilter, Resource, ResourceState};
 
-use super::report::{How, Outcome, Seller, shown_changes, takes_usage};
-use super::shared_names;
+use super::ledger::Whose;
+use super::report::{How, Outcome, Seller, hold, shown_changes, takes_usage};
 use crate::agent::{Agent, Failure};
 use crate::clock::after;
 use crate::domain::{BillingMonth, team_id};
@@ -68,8 +68,12 @@ pub struct PassReport {
     pub resources: usize,
     /// What differed, by resource and month; what was equal is only counted.
     pub lines: Vec<Line>,
-    /// What of the ledger did not add up.
+    /// What of the ledger did not add up, or is not borne out by the log of calls although it should be by now.
     pub withheld: Vec<Withheld>,
+    /// What waits for the log of calls.
+    pub waiting: usize,
+    /// Models on one upstream model that the log of calls does not tell apart.
+    pub merged: Vec<Withheld>,
     /// Use of keys whose team is lost.
     pub unattributed: Counts,
     /// Teams with rows that are no resource of ours.
@@ -83,6 +87,12 @@ impl PassReport {
     #[must_use]
     pub fn sent(&self) -> usize {
         self.lines.iter().filter(|line| matches!(line.outcome, Ok(Outcome::Sent(_)))).count()
+    }
+
+    /// Whether all of the ledger was used, each model for itself.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.withheld.is_empty() && self.merged.is_empty() && self.waiting == 0 && !self.discarded
     }
 
     /// Resources whose report failed.
@@ -180,18 +190,22 @@ impl Agent {
         }
         let team = pass.only.map(team_id);
         let teams: Vec<&str> = team.as_deref().into_iter().collect();
-        let ledger = self.read_ledger(&teams, first.first_day(), last.last_day()).await?;
-        let shared = if ledger.rows > 0 { self.shared_models().await? } else { BTreeSet::new() };
+        let ours: BTreeSet<String> = sellers.iter().flat_map(|(_, resources)| resources).map(|resource| team_id(resource.uuid)).collect();
+        let sold = sellers.iter().flat_map(|(seller, _)| seller.sold.clone()).collect();
+        let whose = Whose { only: &teams, teams: &ours, sold: &sold };
+        let ledger = self.read_ledger(whose, first.first_day(), last.last_day()).await?;
         self.note_answer(Peer::Gateway);
         report.rows = ledger.rows;
-        report.withheld.clone_from(&ledger.withheld);
+        report.withheld = ledger.withheld.iter().chain(&ledger.unproven).cloned().collect();
+        report.waiting = ledger.waiting.len();
+        report.merged.clone_from(&ledger.merged);
         report.unattributed = ledger.unattributed;
-        let ours: BTreeSet<String> = sellers.iter().flat_map(|(_, resources)| resources).map(|resource| team_id(resource.uuid)).collect();
         report.foreign = ledger.teams().filter(|team| !ours.contains(*team)).count();
         let whole = pass.only.is_none() && pass.months.is_none();
         if whole {
             self.note_ledger(&report);
             self.forget_months(&months);
+            self.forget_logged(first.first_day());
         }
         for (seller, resources) in &sellers {
             let keys = self.keys_to_report(seller).await.unwrap_or_else(|failure| {
@@ -207,7 +221,7 @@ impl Agent {
                 let mut due = Vec::new();
                 for resource in resources {
                     let used = ledger.team(&team_id(resource.uuid), month.first_day(), month.last_day());
-                    let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &shared, used.partial);
+                    let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &used.untold, used.partial);
                     if !pass.how.dry_run && !pass.how.allow_decrease && self.is_proven(resource.uuid, *month, &amounts) {
                         continue;
                     }
@@ -217,14 +231,14 @@ impl Agent {
                 if !pass.how.dry_run {
                     // A process before this one may have ended between the two reports.
                     for due in equal.iter().filter(|due| takes_usage(&due.resource.state)) {
-                        self.try_keys(seller, due.resource.uuid, *month, &due.used, &shared, keys.as_deref()).await;
+                        self.try_keys(seller, due.resource.uuid, *month, &due.used, keys.as_deref()).await;
                     }
                 }
                 // Whether the server dates usage shows with the first figure of a past month; the others wait for it.
                 let sure = *month == current || self.features.known(Feature::DatedUsage) == Some(true);
                 let at_once = if sure { AT_ONCE } else { 1 };
                 let lines: Vec<Option<Line>> = futures::stream::iter(due)
-                    .map(|due| self.report_due(seller, *month, current, due, &shared, keys.as_deref(), pass.how))
+                    .map(|due| self.report_due(seller, *month, current, due, keys.as_deref(), pass.how))
                     .buffer_unordered(at_once)
                     .collect()
                     .await;
@@ -243,7 +257,7 @@ impl Agent {
         let mut held: HashMap<Uuid, BTreeMap<String, Decimal>> = HashMap::new();
         for row in self.waldur.usages_of_offering(seller.offering, month.first_day()).await? {
             if let Some(resource) = row.resource {
-                *held.entry(resource).or_default().entry(row.kind).or_insert(Decimal::ZERO) += row.usage;
+                hold(held.entry(resource).or_default(), row.kind, row.usage);
             }
         }
         let nothing = BTreeMap::new();
@@ -260,14 +274,12 @@ impl Agent {
         Ok((differ, equal))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what one pass has read")]
     async fn report_due(
         &self,
         seller: &Seller,
         month: BillingMonth,
         current: BillingMonth,
         due: Due,
-        shared: &BTreeSet<String>,
         keys: Option<&[ApiKey]>,
         how: How,
     ) -> Option<Line> {
@@ -283,7 +295,7 @@ impl Agent {
         let reported = async {
             let reported = self.report(seller, &resource, month, &amounts, &used.days, how).await?;
             if !how.dry_run && takes_usage(&resource.state) {
-                self.try_keys(seller, id, month, &used, shared, keys).await;
+                self.try_keys(seller, id, month, &used, keys).await;
             }
             Ok(reported)
         };
@@ -297,17 +309,9 @@ impl Agent {
     }
 
     /// Usage by key is for people to look at; one that cannot be reported holds no bill up and is tried again in the next pass.
-    pub(super) async fn try_keys(
-        &self,
-        seller: &Seller,
-        id: Uuid,
-        month: BillingMonth,
-        used: &TeamUse,
-        shared: &BTreeSet<String>,
-        keys: Option<&[ApiKey]>,
-    ) {
+    pub(super) async fn try_keys(&self, seller: &Seller, id: Uuid, month: BillingMonth, used: &TeamUse, keys: Option<&[ApiKey]>) {
         const NAME: &str = "usage-by-key-unreported";
-        match self.report_keys(seller, id, month, used, shared, keys).await {
+        match self.report_keys(seller, id, month, used, keys).await {
             Ok(()) => self.conditions.clear(NAME, id.simple()),
             Err(failure) => {
                 self.memory().usage.proven.remove(&(id, month));
@@ -376,13 +380,18 @@ impl Agent {
         if withheld.is_empty() {
             self.conditions.clear("usage-withheld", "");
         } else {
-            let some: Vec<String> = withheld.iter().take(3).map(ToString::to_string).collect();
-            let more = if withheld.len() > 3 { format!(" (and {} more)", withheld.len() - 3) } else { String::new() };
-            self.conditions.raise(
-                "usage-withheld",
-                "",
-                format!("parts of the gateway's ledger do not add up and are not reported until they do: {}{more}", some.join("; ")),
+            let message = format!("parts of the gateway's ledger do not add up and are not reported until they do: {}", some_of(withheld));
+            self.conditions.raise("usage-withheld", "", message);
+        }
+        const SHARED: &str = "usage-shared-upstream";
+        if report.merged.is_empty() {
+            self.conditions.clear(SHARED, "");
+        } else {
+            let message = format!(
+                "models share one upstream model, so that the gateway's ledger has their use under whichever was called first, and its log of calls does not tell them apart; their own figures leave it out, aggregate ones have it: {}. Give each an upstream name of its own, and see that the gateway keeps its log for the whole month",
+                some_of(&report.merged)
             );
+            self.conditions.raise(SHARED, "", message);
         }
         let lost = &report.unattributed;
         metrics::gauge!("llm_access_usage_unattributed_tokens").set(tokens(lost));
@@ -398,23 +407,6 @@ impl Agent {
             );
             self.conditions.raise("usage-unattributed", "", message);
         }
-    }
-
-    /// The names of models whose use the gateway does not tell apart.
-    pub(crate) async fn shared_models(&self) -> Result<BTreeSet<String>, Failure> {
-        const NAME: &str = "usage-shared-upstream";
-        let shared = shared_names(&self.gateway.model_info().await?);
-        if shared.is_empty() {
-            self.conditions.clear(NAME, "");
-        } else {
-            let names: Vec<&str> = shared.iter().map(String::as_str).collect();
-            self.conditions.raise(
-                NAME,
-                "",
-                format!("models {} share one upstream model with another, and the gateway files their use under whichever was called first: their own figures are withheld, aggregate ones are right. Give each its own upstream name", names.join(", ")),
-            );
-        }
-        Ok(shared)
     }
 
     async fn keys_to_report(&self, seller: &Seller) -> Result<Option<Vec<ApiKey>>, Failure> {
@@ -451,6 +443,13 @@ impl Agent {
             }
         }
     }
+}
+
+/// The first few of many.
+fn some_of(all: &[Withheld]) -> String {
+    let some: Vec<String> = all.iter().take(3).map(ToString::to_string).collect();
+    let more = if all.len() > 3 { format!(" (and {} more)", all.len() - 3) } else { String::new() };
+    format!("{}{more}", some.join("; "))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float, and nothing is billed by it")]

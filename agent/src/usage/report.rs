@@ -33,6 +33,8 @@ pub struct Seller {
     pub usable: BTreeSet<String>,
     /// Those of them whose usage Waldur wants by day as well.
     pub by_day: BTreeSet<String>,
+    /// The models that are or were sold, by what their components begin with.
+    pub sold: BTreeMap<String, String>,
     /// Tokens per unit.
     pub token_unit: Decimal,
 }
@@ -241,7 +243,7 @@ impl Agent {
         let rows = self.waldur.usages(resource, month.first_day()).await?;
         let mut held = BTreeMap::new();
         for row in rows {
-            *held.entry(row.kind).or_insert(Decimal::ZERO) += row.usage;
+            hold(&mut held, row.kind, row.usage);
         }
         Ok(held)
     }
@@ -426,7 +428,13 @@ fn daily_of(seller: &Seller, days: &BTreeMap<Date, BTreeMap<String, ModelTotals>
     if seller.by_day.is_empty() || amounts.partial || !amounts.unknown.is_empty() {
         return Vec::new();
     }
-    daily_amounts(days, &seller.by_day, seller.token_unit, &BTreeSet::new())
+    daily_amounts(days, &seller.by_day, seller.token_unit)
+}
+
+/// Adds a figure that Waldur shows. One that is too large to be added is more than any ledger has, so that nothing is sent.
+pub(super) fn hold(held: &mut BTreeMap<String, Decimal>, kind: String, usage: Decimal) {
+    let sum = held.entry(kind).or_insert(Decimal::ZERO);
+    *sum = sum.saturating_add(usage);
 }
 
 enum Sending {

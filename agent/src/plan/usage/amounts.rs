@@ -17,7 +17,8 @@ const AGGREGATE: [&str; 3] = ["input_tokens", "output_tokens", "spend"];
 pub struct Amounts {
     /// By component type; those without an entry are 0.
     pub by_kind: BTreeMap<String, Decimal>,
-    /// Component types whose figure nobody knows, since their model shares its upstream with another.
+    /// Component types whose figure is not known in full: their model shares its upstream with another, or the figures are
+    /// none that can be. What is in `by_kind` is the least of it.
     pub unknown: BTreeSet<String>,
     /// Models with usage that no component takes.
     pub homeless: Vec<String>,
@@ -33,38 +34,41 @@ pub fn usable_components(components: &[Component]) -> BTreeSet<String> {
 
 /// The amounts for every usage component of the offering that the agent knows how to fill: per model (`<key>:input`,
 /// `<key>:output`, in `token_unit` tokens) and aggregate (`input_tokens`, `output_tokens`, `spend`), each the month's total
-/// divided by the unit and then rounded half-up, so that it never drifts from the total however often it is sent. `shared`
-/// are model names whose split is unknown; the aggregate amounts are right all the same.
+/// divided by the unit and then rounded half-up, so that it never drifts from the total however often it is sent. `untold`
+/// is how much of each model is in rows that may be another's: a model's own amount leaves it out, the aggregate ones have
+/// it. A total that is below nothing or too large is no amount.
 #[must_use]
 pub fn component_amounts(
     models: &BTreeMap<String, ModelTotals>,
     usable: &BTreeSet<String>,
     token_unit: Decimal,
-    shared: &BTreeSet<String>,
+    untold: &BTreeMap<String, ModelTotals>,
     partial: bool,
 ) -> Amounts {
     let mut amounts = Amounts { partial, ..Amounts::default() };
-    let all = |pick: fn(&ModelTotals) -> Decimal| models.values().map(pick).sum::<Decimal>();
-    let sums =
-        [amount(all(|t| t.input_tokens), token_unit), amount(all(|t| t.output_tokens), token_unit), amount(all(|t| t.spend), Decimal::ONE)];
-    amounts.by_kind.extend(AGGREGATE.map(str::to_owned).into_iter().zip(sums));
+    let total = |pick: fn(&ModelTotals) -> Decimal| models.values().map(pick).try_fold(Decimal::ZERO, Decimal::checked_add);
+    amounts.put("input_tokens".into(), total(|sum| sum.input_tokens), token_unit);
+    amounts.put("output_tokens".into(), total(|sum| sum.output_tokens), token_unit);
+    amounts.put("spend".into(), total(|sum| sum.spend), Decimal::ONE);
     let aggregate = AGGREGATE.iter().any(|kind| usable.contains(*kind));
+    let none = ModelTotals::default();
     for (model, sum) in models {
         let (mut housed, mut lost) = (aggregate, false);
-        for (direction, tokens) in [(Direction::Input, sum.input_tokens), (Direction::Output, sum.output_tokens)] {
+        let others = untold.get(model).unwrap_or(&none);
+        for (direction, tokens, others) in
+            [(Direction::Input, sum.input_tokens, others.input_tokens), (Direction::Output, sum.output_tokens, others.output_tokens)]
+        {
             let kind = usage_component(model, direction);
             // An embedding has no output component, and no output.
             housed |= usable.contains(&kind);
             lost |= !usable.contains(&kind) && !tokens.is_zero() && !aggregate;
-            if !shared.contains(model) {
-                amounts.by_kind.insert(kind, amount(tokens, token_unit));
-            }
+            amounts.put(kind, tokens.checked_sub(others), token_unit);
         }
         if !housed || lost {
             amounts.homeless.push(model.clone());
         }
     }
-    for model in shared {
+    for model in untold.keys() {
         amounts.unknown.extend([Direction::Input, Direction::Output].map(|direction| usage_component(model, direction)));
     }
     amounts.by_kind.retain(|kind, value| usable.contains(kind) && !value.is_zero());
@@ -72,14 +76,22 @@ pub fn component_amounts(
     amounts
 }
 
+impl Amounts {
+    fn put(&mut self, kind: String, total: Option<Decimal>, unit: Decimal) {
+        match total.map(|total| amount(total, unit)) {
+            Some(amount) if !amount.is_sign_negative() => drop(self.by_kind.insert(kind, amount)),
+            _ => drop(self.unknown.insert(kind)),
+        }
+    }
+}
+
 /// The amounts by day: the rounded total up to the end of a day, less that up to the end of the day before, so that the days
-/// of a month add up to its amount.
+/// of a month add up to its amount. None where a total is no amount.
 #[must_use]
 pub fn daily_amounts(
     days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>,
     usable: &BTreeSet<String>,
     token_unit: Decimal,
-    shared: &BTreeSet<String>,
 ) -> Vec<DailyUsage> {
     let mut so_far: BTreeMap<String, ModelTotals> = BTreeMap::new();
     let mut before: BTreeMap<String, Decimal> = BTreeMap::new();
@@ -87,18 +99,20 @@ pub fn daily_amounts(
     for (date, models) in days {
         for (model, counts) in models {
             let sum = so_far.entry(model.clone()).or_default();
-            sum.input_tokens += counts.input_tokens;
-            sum.output_tokens += counts.output_tokens;
-            sum.spend += counts.spend;
+            let Some(more) = sum.checked_add(counts) else { return Vec::new() };
+            *sum = more;
         }
-        let now = component_amounts(&so_far, usable, token_unit, shared, false).by_kind;
-        for (kind, value) in &now {
+        let now = component_amounts(&so_far, usable, token_unit, &BTreeMap::new(), false);
+        if !now.unknown.is_empty() {
+            return Vec::new();
+        }
+        for (kind, value) in &now.by_kind {
             let amount = *value - before.get(kind).copied().unwrap_or_default();
             if !amount.is_zero() {
                 daily.push(DailyUsage { kind: kind.clone(), date: *date, amount });
             }
         }
-        before = now;
+        before = now.by_kind;
     }
     daily
 }

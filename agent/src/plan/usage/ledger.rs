@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use jiff::civil::Date;
-use litellm_client::{Counts, DayPage, LoggedCall};
+use litellm_client::{Counts, DayPage};
 use rust_decimal::Decimal;
 
 use crate::domain::KeyAlias;
@@ -29,10 +29,22 @@ pub struct ModelTotals {
 
 impl ModelTotals {
     fn add(&mut self, counts: &Counts) {
-        self.input_tokens += Decimal::from(counts.prompt_tokens);
-        self.output_tokens += Decimal::from(counts.completion_tokens);
-        self.spend += counts.spend;
+        // The whole ledger fits, or none of it is used.
+        self.input_tokens = self.input_tokens.saturating_add(Decimal::from(counts.prompt_tokens));
+        self.output_tokens = self.output_tokens.saturating_add(Decimal::from(counts.completion_tokens));
+        self.spend = self.spend.saturating_add(counts.spend);
         self.requests = self.requests.saturating_add(counts.successful_requests);
+    }
+
+    /// The sum, or `None` when it would not fit.
+    #[must_use]
+    pub fn checked_add(&self, other: &Self) -> Option<Self> {
+        Some(Self {
+            input_tokens: self.input_tokens.checked_add(other.input_tokens)?,
+            output_tokens: self.output_tokens.checked_add(other.output_tokens)?,
+            spend: self.spend.checked_add(other.spend)?,
+            requests: self.requests.saturating_add(other.requests),
+        })
     }
 
     fn is_nothing(&self) -> bool {
@@ -51,6 +63,8 @@ pub struct TeamUse {
     pub keys: BTreeMap<String, BTreeMap<String, ModelTotals>>,
     /// The same by the kind of key: project, chat, or neither of ours.
     pub slots: BTreeMap<Option<Slot>, BTreeMap<String, ModelTotals>>,
+    /// What of each model is in rows that belong to it and to others of one upstream model, and that nothing tells apart.
+    pub untold: BTreeMap<String, ModelTotals>,
     /// Something of these days is withheld, so that figures can be too low.
     pub partial: bool,
 }
@@ -125,13 +139,13 @@ struct Part {
 
 /// Numbers in the place of texts that repeat in every row.
 #[derive(Debug, Default)]
-struct Names {
+pub(super) struct Names {
     numbers: HashMap<String, u32>,
     texts: Vec<String>,
 }
 
 impl Names {
-    fn number(&mut self, text: &str) -> u32 {
+    pub(super) fn number(&mut self, text: &str) -> u32 {
         if let Some(number) = self.numbers.get(text) {
             return *number;
         }
@@ -141,7 +155,7 @@ impl Names {
         number
     }
 
-    fn text(&self, number: u32) -> &str {
+    pub(super) fn text(&self, number: u32) -> &str {
         usize::try_from(number).ok().and_then(|at| self.texts.get(at)).map_or("", String::as_str)
     }
 }
@@ -165,7 +179,7 @@ pub struct Ledger {
 }
 
 /// The sum, in place; `false` where it would not fit.
-fn add(sum: &mut Counts, more: &Counts) -> bool {
+pub(super) fn add(sum: &mut Counts, more: &Counts) -> bool {
     match sum.checked_add(more) {
         Some(added) => {
             *sum = added;
@@ -274,6 +288,18 @@ impl Ledger {
                 }
             }
         }
+        for (part, counts) in &self.parts {
+            // Something else of the team may have been corrected by it, so that the rest of its day can be too much.
+            if let Some(team) = part.team.filter(|_| below_nothing(counts.spend)) {
+                teams.insert((part.date, team));
+                withheld.insert(Withheld {
+                    date: part.date,
+                    model: Some(self.models.text(part.model).into()),
+                    team: Some(self.teams.text(team).into()),
+                    why: format!("a spend of {} is below nothing, so nothing of the team's day is used", counts.spend.normalize()),
+                });
+            }
+        }
         if let Some(after) = after {
             let lower = |totals: Option<&BTreeMap<(Date, String), Counts>>, at: &(Date, String)| {
                 totals.map(|totals| totals.get(at).copied().unwrap_or_default())
@@ -319,6 +345,8 @@ impl Ledger {
             ..Proven::default()
         };
         proven.rows = self.parts.len();
+        let mut all = Counts::default();
+        let mut fits = true;
         for (part, counts) in self.parts {
             if days.contains(&part.date)
                 || models.contains(&(part.date, part.model))
@@ -330,8 +358,17 @@ impl Ledger {
                 None => {
                     add(&mut proven.unattributed, &counts);
                 }
-                Some(team) => proven.teams.entry(team).or_default().push(Row { date: part.date, model: part.model, key: part.key, counts }),
+                Some(team) => {
+                    fits &= add(&mut all, &counts);
+                    let row = Row { date: part.date, model: part.model, key: part.key, counts, group: None };
+                    proven.teams.entry(team).or_default().push(row);
+                }
             }
+        }
+        if !fits {
+            proven.teams.clear();
+            let why = "the gateway's figures of all days are too large to be true";
+            proven.withheld.extend(self.by_day.into_keys().map(|date| whole(date, why.into())));
         }
         proven
     }
@@ -347,8 +384,13 @@ fn bills_alike(a: &Counts, b: &Counts) -> bool {
     billed(a).agrees_with(&billed(b))
 }
 
-fn shown(counts: &Counts) -> String {
+pub(super) fn shown(counts: &Counts) -> String {
     format!("{} + {} tokens, {} spend", counts.prompt_tokens, counts.completion_tokens, counts.spend.normalize())
+}
+
+/// Whether a cost is below nothing by more than the noise of binary additions.
+pub(super) fn below_nothing(spend: Decimal) -> bool {
+    spend < Decimal::new(-1, 9)
 }
 
 /// Why a sum over pages cannot be right; `None` where it can.
@@ -382,23 +424,40 @@ fn at_most(a: &Counts, b: &Counts) -> bool {
 }
 
 #[derive(Debug)]
-struct Row {
-    date: Date,
-    model: u32,
-    key: u32,
-    counts: Counts,
+pub(super) struct Row {
+    pub(super) date: Date,
+    pub(super) model: u32,
+    pub(super) key: u32,
+    pub(super) counts: Counts,
+    /// The models of which it can be, where it is not known to be of its own.
+    pub(super) group: Option<usize>,
+}
+
+impl Row {
+    /// Whether there is anything in it that is billed.
+    pub(super) fn bills(&self) -> bool {
+        self.counts.prompt_tokens > 0 || self.counts.completion_tokens > 0 || !self.counts.spend.is_zero()
+    }
 }
 
 /// The part of the ledger that adds up.
 #[derive(Debug, Default)]
 pub struct Proven {
-    names: Names,
-    models: Names,
-    keys: Names,
+    pub(super) names: Names,
+    pub(super) models: Names,
+    pub(super) keys: Names,
     aliases: HashMap<u32, String>,
-    teams: HashMap<u32, Vec<Row>>,
+    pub(super) teams: HashMap<u32, Vec<Row>>,
+    /// Models that the ledger does not tell apart.
+    pub(super) groups: Vec<BTreeSet<String>>,
     /// What did not add up.
     pub withheld: Vec<Withheld>,
+    /// Rows whose failed calls the log does not have, although it should by now.
+    pub unproven: Vec<Withheld>,
+    /// The same of days of which the log can still get some.
+    pub waiting: Vec<Withheld>,
+    /// Models of one upstream model that the log does not tell apart, although it should by now. Their sum is right.
+    pub merged: Vec<Withheld>,
     /// What keys used whose team nobody knows any more. It is on nobody's bill.
     pub unattributed: Counts,
     /// How many parts were read.
@@ -441,6 +500,12 @@ impl Proven {
                     }
                 }
             }
+            for name in row.group.and_then(|group| self.groups.get(group)).into_iter().flatten() {
+                let untold = used.untold.entry(name.clone()).or_default();
+                if name == model {
+                    untold.add(&row.counts);
+                }
+            }
         }
         used.models.retain(|_, sum| !sum.is_nothing());
         used
@@ -448,65 +513,7 @@ impl Proven {
 
     fn is_partial(&self, team: &str, first: Date, last: Date) -> bool {
         let of_days = |held: &&Withheld| held.date >= first && held.date <= last;
-        self.withheld.iter().filter(of_days).any(|held| held.team.as_deref().is_none_or(|of| of == team))
+        let all = self.withheld.iter().chain(&self.unproven).chain(&self.waiting);
+        all.filter(of_days).any(|held| held.team.as_deref().is_none_or(|of| of == team))
     }
-
-    /// Takes failed calls out again: the gateway counts estimated tokens for them. A call that the ledger does not have is
-    /// not taken from anything else; what would go below nothing is withheld.
-    pub fn without_failed(&mut self, calls: &[LoggedCall]) {
-        let mut less: HashMap<(u32, Date, u32, u32), Counts> = HashMap::new();
-        for call in calls.iter().filter(|call| call.failed) {
-            let date = call.started.to_zoned(jiff::tz::TimeZone::UTC).date();
-            let (Some(team), Some(model), Some(key)) = (
-                call.team_id.as_ref().and_then(|team| self.names.numbers.get(team)),
-                self.models.numbers.get(&call.model_group),
-                self.keys.numbers.get(&call.key),
-            ) else {
-                continue;
-            };
-            let more = Counts {
-                prompt_tokens: call.prompt_tokens,
-                completion_tokens: call.completion_tokens,
-                spend: call.spend,
-                ..Counts::default()
-            };
-            add(less.entry((*team, date, *model, *key)).or_default(), &more);
-        }
-        let mut withheld = Vec::new();
-        for (team, rows) in &mut self.teams {
-            rows.retain_mut(|row| {
-                let Some(less) = less.get(&(*team, row.date, row.model, row.key)) else { return true };
-                let counts = &row.counts;
-                let left =
-                    counts.prompt_tokens.checked_sub(less.prompt_tokens).zip(counts.completion_tokens.checked_sub(less.completion_tokens));
-                if let Some((prompt_tokens, completion_tokens)) = left {
-                    row.counts = Counts { prompt_tokens, completion_tokens, spend: counts.spend - less.spend, ..*counts };
-                    return true;
-                }
-                withheld.push(Withheld {
-                    date: row.date,
-                    model: Some(self.models.text(row.model).into()),
-                    team: Some(self.names.text(*team).into()),
-                    why: format!("the log has failed calls of {} and the ledger only {} altogether", shown(less), shown(counts)),
-                });
-                false
-            });
-        }
-        withheld.sort();
-        self.withheld.extend(withheld);
-    }
-}
-
-/// Of deployments, given as public name and upstream model, the public names that share an upstream with another: the gateway files all their use of a day under whichever
-/// was called first.
-#[must_use]
-pub fn shared_upstreams<'a>(deployments: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> BTreeSet<String> {
-    let mut by_upstream: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (name, upstream) in deployments {
-        if let Some(upstream) = upstream {
-            by_upstream.entry(upstream).or_default().insert(name);
-        }
-    }
-    let shared = by_upstream.into_values().filter(|names| names.len() > 1);
-    shared.flatten().map(str::to_owned).collect()
 }
