@@ -293,3 +293,93 @@ async fn the_end_of_one_environments_resource_leaves_the_others_alone() {
     (world.offering, world.owner) = (there.config.offerings[0].uuid, "daedalus".into());
     world.check();
 }
+
+/// What the version after this one might add wherever it writes: entries, a variable that holds the key, a higher number.
+async fn written_by_a_later_version(world: &World, agent: &Agent, resource: Uuid) {
+    for secret in world.kube.secrets() {
+        world.kube.edit_as("llm-access-agent", &secret.namespace, &secret.name, |edit| {
+            edit.annotations.insert("llm-access.io/format".into(), "9".into());
+            edit.annotations.insert("llm-access.io/speech".into(), "on".into());
+            let key = edit.data.get("OPENAI_API_KEY").or_else(|| edit.data.get("OPENAI_API_KEYS")).unwrap().clone();
+            edit.data.insert("SPEECH_API_KEY".into(), key);
+        });
+    }
+    let id = resource.simple().to_string();
+    let mut metadata = world.gateway.team(&id).unwrap().metadata;
+    metadata["format"] = json!(9);
+    metadata["speech"] = json!({"voices": 2});
+    world.gateway.edit_team(&id, &json!({"metadata": metadata})).unwrap();
+    let mut noted = world.waldur.resource(resource).backend_metadata;
+    noted["llm_access"]["speech_key"] = json!("speech-1");
+    agent.waldur.set_backend_metadata(resource, &noted).await.unwrap();
+    let mut noted = world.waldur.offering_metadata(world.offering);
+    noted["llm_access"]["format"] = json!(9);
+    noted["llm_access"]["components"]["kestrel-8b:input"]["voice"] = json!("low");
+    agent.waldur.set_offering_metadata(world.offering, &noted).await.unwrap();
+}
+
+/// Whether all of it is still there.
+fn assert_is_left(world: &World, resource: Uuid, case: &str) {
+    assert_eq!(world.kube.secrets().len(), 2);
+    for secret in world.kube.secrets() {
+        let annotation = |name: &str| secret.annotations.get(&format!("llm-access.io/{name}")).map(String::as_str);
+        assert_eq!((annotation("format"), annotation("speech")), (Some("9"), Some("on")), "{case}: {}", secret.name);
+        let key = secret.data.get("OPENAI_API_KEY").or_else(|| secret.data.get("OPENAI_API_KEYS"));
+        assert_eq!(secret.data.get("SPEECH_API_KEY"), key, "{case}: {}", secret.name);
+    }
+    let team = world.gateway.team(&resource.simple().to_string()).unwrap().metadata;
+    assert_eq!((&team["format"], &team["speech"]), (&json!(9), &json!({"voices": 2})), "{case}");
+    assert_eq!(world.waldur.resource(resource).backend_metadata["llm_access"]["speech_key"], "speech-1", "{case}");
+    let notes = &world.waldur.offering_metadata(world.offering)["llm_access"];
+    assert_eq!((&notes["format"], &notes["components"]["kestrel-8b:input"]["voice"]), (&json!(9), &json!("low")), "{case}");
+}
+
+#[tokio::test]
+async fn a_version_and_the_one_after_it_take_turns_without_undoing_each_other() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        let agent = world.patient().await;
+        agent.offering_beat().await;
+        let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
+        written_by_a_later_version(&world, &agent, resource).await;
+
+        // A rollback: this version begins where the later one stopped, and finds nothing to put right.
+        let agent = world.patient().await;
+        world.faults.reset_calls();
+        for _ in 0..3 {
+            agent.offering_beat().await;
+            world.beat(&agent).await;
+            world.slow_beat(&agent).await;
+            world.advance(Duration::from_secs(60));
+        }
+        assert_eq!(world.writes(None), Vec::<String>::new(), "{profile:?}");
+        assert!(agent.conditions.all().is_empty(), "{profile:?}: {:?}", agent.conditions.all());
+
+        // It serves as ever: repairs, orders, keys, catalogue. What it does not know outlives all of them.
+        world.gateway.edit_team(&resource.simple().to_string(), &json!({"tpm_limit": 5}));
+        world.slow_beat(&agent).await;
+        assert_eq!(world.gateway.team(&resource.simple().to_string()).unwrap().tpm_limit, Some(100_000));
+        assert_is_left(&world, resource, &format!("{profile:?} repaired"));
+        let order = world.waldur.update_limits(resource, &[("max_budget", "80")]);
+        world.run_to_rest(&agent, 5).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        let old = world.key(resource, "chat");
+        agent.rotate_keys(resource, &[], true).await.unwrap();
+        assert_ne!(world.key(resource, "chat"), old);
+        assert_is_left(&world, resource, &format!("{profile:?} rotated"));
+        world.write("catalogue.yml", &llm_access_tests::catalogue(&["kestrel-8b", "qwen2.5-0.5b"]));
+        for _ in 0..4 {
+            agent.offering_beat().await;
+            world.slow_beat(&agent).await;
+            world.advance(Duration::from_secs(1500));
+        }
+        let notes = &world.waldur.offering_metadata(world.offering)["llm_access"]["components"];
+        assert!(notes["heron-70b:input"]["gone"].is_string(), "{notes}");
+        assert_is_left(&world, resource, &format!("{profile:?} and a model fewer"));
+
+        // And its end leaves nothing behind.
+        world.waldur.terminate(resource);
+        world.run_to_rest(&agent, 9).await;
+        world.check();
+    }
+}

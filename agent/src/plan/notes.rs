@@ -102,28 +102,31 @@ impl Notes {
         set("max_budget", self.max_budget.map(|budget| Value::String(budget.normalize().to_string())));
         let gone = self.gone.iter().cloned().map(Value::String).collect();
         set("gone", Some(Value::Array(gone)).filter(|_| !self.gone.is_empty()));
-        let components = self.components.iter().map(|(kind, note)| (kind.clone(), Value::Object(note_json(note))));
-        set("components", Some(Value::Object(components.collect())));
+        // What a later version notes on a component stays as well.
+        let held = ours.get("components").cloned().unwrap_or_default();
+        let components = self.components.iter().map(|(kind, note)| {
+            let held = held.get(kind).and_then(Value::as_object).cloned().unwrap_or_default();
+            (kind.clone(), Value::Object(note_json(note, held)))
+        });
+        let components = components.collect();
+        ours.insert("components".into(), Value::Object(components));
         metadata.insert(KEY.into(), Value::Object(ours));
         metadata
     }
 }
 
-fn note_json(note: &Note) -> Map<String, Value> {
-    let mut map = Map::new();
-    let mut set = |key: &str, value: Option<String>| {
-        if let Some(value) = value {
-            map.insert(key.into(), Value::String(value));
-        }
+/// A note over what was held there before.
+fn note_json(note: &Note, mut held: Map<String, Value>) -> Map<String, Value> {
+    let mut set = |key: &str, value: Option<Value>| match value {
+        Some(value) => drop(held.insert(key.into(), value)),
+        None => drop(held.remove(key)),
     };
-    set("model", note.model.clone());
-    set("gone", note.gone.map(|at| at.to_string()));
-    set("refused", note.refused.map(|at| at.to_string()));
-    set("reason", Some(note.reason.clone()).filter(|reason| !reason.is_empty()));
-    if note.by_hand {
-        map.insert("by_hand".into(), Value::Bool(true));
-    }
-    map
+    set("model", note.model.clone().map(Value::String));
+    set("gone", note.gone.map(|at| Value::String(at.to_string())));
+    set("refused", note.refused.map(|at| Value::String(at.to_string())));
+    set("reason", Some(note.reason.clone()).filter(|reason| !reason.is_empty()).map(Value::String));
+    set("by_hand", note.by_hand.then_some(Value::Bool(true)));
+    held
 }
 
 /// What an offering knows about models, from our notes and its choices.

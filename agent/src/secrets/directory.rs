@@ -16,7 +16,9 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Connection, Created, Draft, Listed, OWNER, RESOURCE, Record, SLOT, StoreError, is_dns_label, owner_label, sha256, short};
+use super::{
+    Connection, Created, Draft, Later, Listed, OWNER, RESOURCE, Record, SLOT, StoreError, is_dns_label, owner_label, sha256, short,
+};
 
 /// No file of ours is nearly as long; a longer one under our name is somebody else's.
 const LONGEST: u64 = 1 << 20;
@@ -36,8 +38,7 @@ pub struct Directory {
 }
 
 /// The version of a file, and what a change of it has to keep.
-#[derive(Debug, Clone)]
-#[cfg_attr(test, derive(Default))]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Version {
     /// Digest of the whole content: also a change by hand shows.
     digest: String,
@@ -99,9 +100,9 @@ impl Directory {
         self.blocking(move |store| store.make(&connection)).await
     }
 
-    pub(super) async fn write(&self, connection: &Connection, version: &Version) -> Result<(), StoreError> {
-        let (connection, version) = (connection.clone(), version.clone());
-        self.blocking(move |store| store.replace(&connection, &version)).await
+    pub(super) async fn write(&self, connection: &Connection, later: &Later, version: &Version) -> Result<(), StoreError> {
+        let (connection, later, version) = (connection.clone(), later.clone(), version.clone());
+        self.blocking(move |store| store.replace(&connection, &later, &version)).await
     }
 
     pub(super) async fn delete(&self, name: &str, version: &Version) -> Result<(), StoreError> {
@@ -258,13 +259,13 @@ impl Directory {
 
     // ---- writing ----
 
-    fn render(&self, connection: &Connection, created: Option<Timestamp>, others: &[SecretString]) -> Result<SecretString, StoreError> {
-        let draft = Draft::new(connection, &self.owner);
+    fn render(&self, connection: &Connection, later: &Later, version: &Version) -> Result<SecretString, StoreError> {
+        let draft = Draft::new(connection, later, &self.owner);
         let label = |key: &str| draft.labels.get(key).cloned().unwrap_or_default();
         let signature = format!("{SIGNATURE}owner={} resource={} slot={}", label(OWNER), label(RESOURCE), label(SLOT));
         let header = Header {
             format: 1,
-            created,
+            created: version.created,
             labels: draft.labels,
             annotations: draft.annotations,
             variables: draft.data.keys().cloned().collect(),
@@ -278,7 +279,7 @@ impl Directory {
             text.push_str(value.expose_secret());
             text.push('\n');
         }
-        for line in others {
+        for line in &version.others {
             let line = line.expose_secret();
             let name = line.split_once('=').map_or(line, |(name, _)| name);
             if !draft.data.contains_key(name) {
@@ -298,8 +299,8 @@ impl Directory {
             });
         }
         let passing = self.passing(name, b"")?;
-        let created = passing.made_at();
-        let content = self.render(connection, created, &[])?;
+        let version = Version { created: passing.made_at(), ..Version::default() };
+        let content = self.render(connection, &Later::default(), &version)?;
         passing.fill(content.expose_secret().as_bytes()).map_err(|error| self.fault("write", &error))?;
         // Unlike a rename, a link never replaces what is there.
         match fs::hard_link(&passing.path, self.file(name)) {
@@ -319,9 +320,9 @@ impl Directory {
         Ok(Created::Made)
     }
 
-    fn replace(&self, connection: &Connection, version: &Version) -> Result<(), StoreError> {
+    fn replace(&self, connection: &Connection, later: &Later, version: &Version) -> Result<(), StoreError> {
         let name = &connection.name;
-        let content = self.render(connection, version.created, &version.others)?;
+        let content = self.render(connection, later, version)?;
         let bytes = content.expose_secret().as_bytes();
         if sha256(bytes) == version.digest {
             return Ok(());

@@ -6,7 +6,9 @@ use futures::future::try_join_all;
 use llm_access_k8s::{Error, Secrets};
 use uuid::Uuid;
 
-use super::{AGENT, Connection, Created, Draft, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError, Version, owner_label};
+use super::{
+    AGENT, Connection, Created, Draft, Later, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError, Version, owner_label,
+};
 use crate::config::ChatNamespaces;
 
 /// Which Secrets go where. Namespaces come from the configuration alone, never from a name that a customer chose.
@@ -100,18 +102,18 @@ impl Kubernetes {
                 }
             })?,
         };
-        match self.api.create(namespace, &self.draft(connection)).await? {
+        match self.api.create(namespace, &self.draft(connection, &Later::default())).await? {
             llm_access_k8s::Created::Made => Ok(Created::Made),
             llm_access_k8s::Created::Exists => Ok(Created::Exists),
         }
     }
 
-    pub(super) async fn apply(&self, connection: &Connection, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
-        Ok(self.api.apply(base, &self.draft(connection)).await?)
+    pub(super) async fn apply(&self, connection: &Connection, later: &Later, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
+        Ok(self.api.apply(base, &self.draft(connection, later)).await?)
     }
 
     pub(super) async fn overwrite(&self, connection: &Connection, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
-        Ok(self.api.overwrite(base, &self.draft(connection)).await?)
+        Ok(self.api.overwrite(base, &self.draft(connection, &Later::default())).await?)
     }
 
     pub(super) async fn delete(&self, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
@@ -132,8 +134,8 @@ impl Kubernetes {
         ))
     }
 
-    fn draft(&self, connection: &Connection) -> llm_access_k8s::Draft {
-        let draft = Draft::new(connection, &self.owner);
+    fn draft(&self, connection: &Connection, later: &Later) -> llm_access_k8s::Draft {
+        let draft = Draft::new(connection, later, &self.owner);
         llm_access_k8s::Draft { name: connection.name.clone(), labels: draft.labels, annotations: draft.annotations, data: draft.data }
     }
 }

@@ -48,6 +48,19 @@ const RETIRING: &str = "llm-access.io/retiring-key-sha256";
 const RETIRING_UNTIL: &str = "llm-access.io/retiring-key-until";
 /// Restarts the pods that read the Secret, where Stakater's reloader runs: Open WebUI reads its variables at start only.
 const RELOADER: &str = "reloader.stakater.com/match";
+/// The number of the format in which a Secret was written. See [`Later`].
+const FORMAT: &str = "llm-access.io/format";
+
+/// The format that this version writes. It goes up with each label, annotation or variable that is added; what is there
+/// keeps its name and its meaning.
+const CURRENT: u32 = 1;
+/// What labels and annotations of ours begin with, in this version and in later ones.
+const PREFIX: &str = "llm-access.io/";
+/// Every label of that kind that this version writes.
+const LABELS: [&str; 4] = [OWNER, OFFERING, RESOURCE, SLOT];
+/// Every annotation of that kind that this version writes.
+const ANNOTATIONS: [&str; 13] =
+    [PROJECT, KEY_SHA256, ALIAS, NUMBER, STATE, ORDER, BASE_URL, MODELS, EMBEDDER, ROTATE, RETIRING, RETIRING_UNTIL, FORMAT];
 
 /// Which of the two keys of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +83,26 @@ impl Slot {
 
     fn parse(text: &str) -> Option<Self> {
         [Self::Project, Self::Chat].into_iter().find(|slot| slot.as_str() == text)
+    }
+
+    /// Every variable that this version writes.
+    fn all_variables(self) -> &'static [&'static str] {
+        match self {
+            Self::Project => &["OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODELS"],
+            Self::Chat => &[
+                "OPENAI_API_BASE_URLS",
+                "OPENAI_API_KEYS",
+                "OPENAI_API_CONFIGS",
+                "ENABLE_OPENAI_API",
+                "ENABLE_OLLAMA_API",
+                "ENABLE_PERSISTENT_CONFIG",
+                "BYPASS_MODEL_ACCESS_CONTROL",
+                "RAG_EMBEDDING_ENGINE",
+                "RAG_EMBEDDING_MODEL",
+                "RAG_OPENAI_API_BASE_URL",
+                "RAG_OPENAI_API_KEY",
+            ],
+        }
     }
 
     /// The variables that carry the key.
@@ -285,7 +318,31 @@ pub struct Stored {
     pub complete: bool,
     /// When it was made.
     pub created: Option<Timestamp>,
+    later: Later,
     version: Version,
+}
+
+/// What a later version of the agent wrote on a Secret and this one does not know: kept as it is, so that a rollback loses
+/// nothing and replicas of two versions do not undo each other's writes. On a Secret of this format or an older one, what we
+/// once wrote and would not write any more goes.
+#[derive(Debug, Clone, Default)]
+struct Later {
+    /// The format of the Secret; 0 where no later version wrote it.
+    format: u32,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    data: BTreeMap<String, SecretString>,
+}
+
+impl Later {
+    /// The same for another key: a variable that held the old one holds the new one.
+    fn with_key(&self, old: &SecretString, new: &SecretString) -> Self {
+        let mut later = self.clone();
+        for value in later.data.values_mut().filter(|value| value.expose_secret() == old.expose_secret()) {
+            *value = new.clone();
+        }
+        later
+    }
 }
 
 /// A Secret with our mark that cannot be read back: its key is gone or is not the one we stored, or what stands on it
@@ -334,7 +391,7 @@ enum Version {
 impl Stored {
     /// A Secret that was never read from anywhere, for the planner's tests.
     pub(crate) fn imagined(connection: Connection, complete: bool, created: Option<Timestamp>) -> Self {
-        Self { connection, complete, created, version: Version::File(directory::Version::default()) }
+        Self { connection, complete, created, later: Later::default(), version: Version::File(directory::Version::default()) }
     }
 }
 
@@ -447,14 +504,16 @@ impl SecretStore {
     pub async fn update(&self, stored: &Stored, connection: &Connection) -> Result<(), StoreError> {
         let connection = renamed(connection, &stored.connection.name);
         sound(&connection)?;
+        let later = stored.later.with_key(&stored.connection.key, &connection.key);
         match (self, &stored.version) {
-            (Self::Directory(store), Version::File(version)) => store.write(&connection, version).await,
-            (Self::Kubernetes(store), Version::Kubernetes(base)) => store.apply(&connection, base).await,
+            (Self::Directory(store), Version::File(version)) => store.write(&connection, &later, version).await,
+            (Self::Kubernetes(store), Version::Kubernetes(base)) => store.apply(&connection, &later, base).await,
             _ => Err(other_store(&connection.name)),
         }
     }
 
-    /// Puts a new connection into a broken Secret, taking our variables back from whoever changed them.
+    /// Puts a new connection into a broken Secret, taking our variables back from whoever changed them. It is written anew, as
+    /// this version writes it.
     ///
     /// # Errors
     /// `Conflict` when somebody wrote since it was read.
@@ -462,7 +521,7 @@ impl SecretStore {
         let connection = renamed(connection, &broken.name);
         sound(&connection)?;
         match (self, &broken.version) {
-            (Self::Directory(store), Version::File(version)) => store.write(&connection, version).await,
+            (Self::Directory(store), Version::File(version)) => store.write(&connection, &Later::default(), version).await,
             (Self::Kubernetes(store), Version::Kubernetes(base)) => store.overwrite(&connection, base).await,
             _ => Err(other_store(&connection.name)),
         }
@@ -592,7 +651,7 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(connection: &Connection, owner: &str) -> Self {
+    fn new(connection: &Connection, later: &Later, owner: &str) -> Self {
         let component = match connection.slot {
             Slot::Project => "api-key",
             Slot::Chat => "open-webui",
@@ -615,6 +674,7 @@ impl Draft {
             (STATE, connection.state.as_str().to_owned()),
             (BASE_URL, connection.base_url.clone()),
             (MODELS, json!(connection.models).to_string()),
+            (FORMAT, CURRENT.max(later.format).to_string()),
         ];
         let uuid = |uuid: Uuid| uuid.simple().to_string();
         annotations.extend(connection.project.map(|project| (PROJECT, uuid(project))));
@@ -625,11 +685,15 @@ impl Draft {
             annotations.push((RELOADER, "true".to_owned()));
         }
         let owned = |(key, value): (&str, String)| (key.to_owned(), value);
-        Self {
+        let mut draft = Self {
             labels: labels.into_iter().map(owned).collect(),
             annotations: annotations.into_iter().map(owned).collect(),
             data: connection.variables(),
-        }
+        };
+        draft.labels.extend(later.labels.clone());
+        draft.annotations.extend(later.annotations.clone());
+        draft.data.extend(later.data.clone());
+        draft
     }
 }
 
@@ -649,8 +713,9 @@ impl Listed {
     fn add(&mut self, record: Record, owner: &str) {
         match record.connection() {
             Ok(connection) => {
-                let complete = record.holds(&Draft::new(&connection, owner));
-                self.stored.push(Stored { connection, complete, created: record.created, version: record.version });
+                let later = record.later(connection.slot);
+                let complete = record.holds(&Draft::new(&connection, &later, owner));
+                self.stored.push(Stored { connection, complete, created: record.created, later, version: record.version });
             }
             Err(why) => {
                 let broken = Broken {
@@ -668,6 +733,26 @@ impl Listed {
 }
 
 impl Record {
+    /// The format of a later version, or nothing.
+    fn later_format(&self) -> Option<u32> {
+        self.annotations.get(FORMAT)?.parse().ok().filter(|format| *format > CURRENT)
+    }
+
+    fn later(&self, slot: Slot) -> Later {
+        let Some(format) = self.later_format() else { return Later::default() };
+        let unknown = |all: &BTreeMap<String, String>, known: &[&str]| -> BTreeMap<String, String> {
+            let pairs = all.iter().filter(|(key, _)| key.starts_with(PREFIX) && !known.contains(&key.as_str()));
+            pairs.map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        let written = self.data.iter().filter(|(key, _)| self.owned.contains(*key) && !slot.all_variables().contains(&key.as_str()));
+        Later {
+            format,
+            labels: unknown(&self.labels, &LABELS),
+            annotations: unknown(&self.annotations, &ANNOTATIONS),
+            data: written.map(|(key, value)| (key.clone(), value.clone())).collect(),
+        }
+    }
+
     /// What the Secret says, or why it cannot be used.
     fn connection(&self) -> Result<Connection, String> {
         let annotation = |key: &str| self.annotations.get(key).map(String::as_str).filter(|value| !value.is_empty());
@@ -680,6 +765,11 @@ impl Record {
         let slot = slot.ok_or_else(|| format!("label {SLOT} is missing or unknown"))?;
         let unreadable = |key: &str| format!("annotation {key} makes no sense");
         let number = required(NUMBER)?.parse().map_err(|_| unreadable(NUMBER))?;
+        // A later version may have more states than two; in each of them the key has only to be proven once more.
+        let state = match SecretState::parse(required(STATE)?) {
+            None if self.later_format().is_some() => SecretState::Pending,
+            state => state.ok_or_else(|| unreadable(STATE))?,
+        };
         let connection = Connection {
             slot,
             resource: self.uuid(&self.labels, RESOURCE)?,
@@ -688,7 +778,7 @@ impl Record {
             name: self.name.clone(),
             alias: required(ALIAS)?.to_owned(),
             number,
-            state: SecretState::parse(required(STATE)?).ok_or_else(|| unreadable(STATE))?,
+            state,
             key: self.key(slot, required(KEY_SHA256)?)?,
             base_url: required(BASE_URL)?.to_owned(),
             models: serde_json::from_str(required(MODELS)?).map_err(|_| unreadable(MODELS))?,

@@ -139,6 +139,127 @@ impl World {
     }
 }
 
+impl World {
+    /// The agent itself, in another version, changes labels, annotations and variables.
+    fn other_version(&self, slot: Slot, name: &str, change: impl FnOnce(&mut BTreeMap<String, String>, &mut BTreeMap<String, String>)) {
+        match &self.place {
+            Place::Folder(_) => {
+                let text = fs::read_to_string(self.path(name)).unwrap();
+                let mut lines = text.lines();
+                let first = [lines.next().unwrap(), lines.next().unwrap()].join("\n");
+                let mut header: serde_json::Value = serde_json::from_str(lines.next().unwrap().trim_start_matches("# ")).unwrap();
+                let mut marks = serde_json::from_value(header["annotations"].take()).unwrap();
+                let mut data = self.variables(slot, name);
+                change(&mut marks, &mut data);
+                header["annotations"] = json!(marks);
+                header["variables"] = json!(data.keys().collect::<Vec<_>>());
+                let fields = ["format", "created", "labels", "annotations", "variables"];
+                let fields = fields.map(|field| format!("{field:?}:{}", header[field])).join(",");
+                let data: String = data.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
+                fs::write(self.path(name), format!("{first}\n# {{{fields}}}\n{data}")).unwrap();
+            }
+            Place::Cluster(kube) => {
+                kube.edit_as(AGENT, namespace(slot), name, |edit| change(&mut edit.annotations, &mut edit.data));
+            }
+        }
+    }
+
+    /// Labels and annotations.
+    async fn marks(&self) -> BTreeMap<String, String> {
+        match (&self.place, self.one().await) {
+            (Place::Folder(_), stored) => {
+                let text = fs::read_to_string(self.path(&stored.connection.name)).unwrap();
+                let header: serde_json::Value = serde_json::from_str(text.lines().nth(2).unwrap().trim_start_matches("# ")).unwrap();
+                serde_json::from_value(header["annotations"].clone()).unwrap()
+            }
+            (Place::Cluster(kube), stored) => kube.secret(namespace(stored.connection.slot), &stored.connection.name).unwrap().annotations,
+        }
+    }
+
+    /// Changes with every write.
+    fn version(&self, slot: Slot, name: &str) -> String {
+        match &self.place {
+            Place::Folder(_) => fs::metadata(self.path(name)).unwrap().ino().to_string(),
+            Place::Cluster(kube) => kube.secret(namespace(slot), name).unwrap().resource_version.clone(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_later_version_wrote_is_understood_and_stays() {
+    for world in both().await {
+        let first = Connection { state: SecretState::Ready, ..connection(Slot::Chat) };
+        world.store.create(&first).await.unwrap();
+        assert_eq!(world.marks().await[FORMAT], CURRENT.to_string());
+        let later = |marks: &mut BTreeMap<String, String>, data: &mut BTreeMap<String, String>| {
+            marks.insert(FORMAT.to_owned(), "7".to_owned());
+            marks.insert("llm-access.io/speech".to_owned(), "on".to_owned());
+            data.insert("AUDIO_STT_OPENAI_API_KEY".to_owned(), KEY.to_owned());
+            data.insert("AUDIO_STT_ENGINE".to_owned(), "openai".to_owned());
+        };
+        world.other_version(Slot::Chat, &first.name, later);
+        let stored = world.one().await;
+        assert_eq!((&stored.connection, stored.complete), (&first, true));
+        let before = world.version(Slot::Chat, &first.name);
+        world.store.update(&stored, &first).await.unwrap();
+        assert_eq!(world.version(Slot::Chat, &first.name), before, "there is nothing to put right");
+
+        // Another key: what held the old one holds it, what does not know keys stays as it is.
+        let next = Connection { key: "sk-another".into(), number: 2, alias: "next".to_owned(), embedder: None, ..first.clone() };
+        world.store.update(&stored, &next).await.unwrap();
+        let now = world.one().await;
+        assert_eq!((&now.connection, now.complete), (&next, true));
+        let (marks, variables) = (world.marks().await, world.variables(Slot::Chat, &first.name));
+        assert_eq!((marks[FORMAT].as_str(), marks["llm-access.io/speech"].as_str()), ("7", "on"));
+        assert_eq!((variables["AUDIO_STT_OPENAI_API_KEY"].as_str(), variables["AUDIO_STT_ENGINE"].as_str()), ("sk-another", "openai"));
+        assert!(
+            !marks.contains_key(EMBEDDER) && !variables.contains_key("RAG_OPENAI_API_KEY"),
+            "what this version knows, it keeps in order"
+        );
+        assert!(!variables.values().any(|value| value == KEY), "an old key does not stay behind");
+
+        // A state that it does not know: the key is to be proven again, and is the same.
+        world.other_version(Slot::Chat, &first.name, |marks, _| drop(marks.insert(STATE.to_owned(), "resting".to_owned())));
+        assert_eq!(world.one().await.connection, Connection { state: SecretState::Pending, ..next });
+    }
+}
+
+#[tokio::test]
+async fn what_an_earlier_version_wrote_and_this_one_would_not_goes_once() {
+    for world in both().await {
+        let wanted = connection(Slot::Chat);
+        world.store.create(&wanted).await.unwrap();
+        world.other_version(Slot::Chat, &wanted.name, |marks, data| {
+            marks.remove(FORMAT);
+            marks.insert("llm-access.io/obsolete".to_owned(), "1".to_owned());
+            data.insert("OPENAI_API_HOST".to_owned(), "old".to_owned());
+        });
+        let stored = world.one().await;
+        assert_eq!((&stored.connection, stored.complete), (&wanted, false));
+        world.store.update(&stored, &wanted).await.unwrap();
+        assert!(world.one().await.complete);
+        let marks = world.marks().await;
+        assert_eq!((marks[FORMAT].as_str(), marks.contains_key("llm-access.io/obsolete")), ("1", false));
+        assert!(!world.variables(Slot::Chat, &wanted.name).contains_key("OPENAI_API_HOST"));
+    }
+}
+
+#[test]
+fn all_names_that_are_written_are_known_as_ours() {
+    for slot in [Slot::Project, Slot::Chat] {
+        let retiring = Rotation::Retiring { hash: "0".repeat(64), until: Some(Timestamp::UNIX_EPOCH) };
+        for rotation in [Rotation::Wanted { at_once: true }, retiring] {
+            let draft = Draft::new(&Connection { rotation, ..connection(slot) }, &Later::default(), "icarus");
+            let ours = |all: &BTreeMap<String, String>| all.keys().filter(|key| key.starts_with(PREFIX)).cloned().collect::<Vec<_>>();
+            assert_eq!(ours(&draft.labels).iter().filter(|key| !LABELS.contains(&key.as_str())).count(), 0, "{:?}", draft.labels);
+            let unknown: Vec<_> = ours(&draft.annotations).into_iter().filter(|key| !ANNOTATIONS.contains(&key.as_str())).collect();
+            assert_eq!(unknown, Vec::<String>::new());
+            let names: BTreeSet<&str> = draft.data.keys().map(String::as_str).collect();
+            assert_eq!(names, slot.all_variables().iter().copied().collect());
+        }
+    }
+}
+
 fn namespace(slot: Slot) -> &'static str {
     match slot {
         Slot::Chat => "chat",
