@@ -1,10 +1,20 @@
 //! With more than one replica, only the holder of the Lease acts.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use llm_access_k8s::{Lease, LeaseSettings};
 
 use crate::agent::{Agent, BuildError, kubernetes_api};
+
+/// The longest time between two looks at the Lease. A holder that stops gives the Lease back, so that this is how long its
+/// successor takes to notice.
+const LONGEST_LOOK: Duration = Duration::from_millis(2500);
+
+/// How often a replica renews the Lease, or looks at somebody else's.
+fn look_every(duration: Duration) -> Duration {
+    (duration / 6).min(LONGEST_LOOK)
+}
 
 /// Takes part in the election that the configuration asks for. The agent acts only while it leads; `None` where no Lease is
 /// configured, then it always acts.
@@ -17,7 +27,7 @@ pub async fn elect(agent: &Agent) -> Result<Option<Lease>, BuildError> {
         kubernetes_api(&agent.config).await?.ok_or_else(|| BuildError::Secrets("a lease needs `secrets.store: kubernetes`".into()))?;
     let settings = LeaseSettings {
         duration: config.duration,
-        retry: config.duration / 6,
+        retry: look_every(config.duration),
         ..LeaseSettings::new(&config.namespace, &config.name, identity())
     };
     let lease = Lease::start(&api, settings).map_err(|error| BuildError::Secrets(error.to_string()))?;
@@ -46,4 +56,17 @@ fn identity() -> String {
     let unique = getrandom::fill(&mut bytes).map(|()| u32::from_be_bytes(bytes)).unwrap_or(std::process::id());
     let name = std::env::var("HOSTNAME").unwrap_or_else(|_| "llm-access-agent".into());
     format!("{name}-{unique:08x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_was_given_back_is_noticed_within_three_seconds_whatever_its_duration() {
+        for seconds in [1, 5, 15, 60, 600] {
+            let (duration, look) = (Duration::from_secs(seconds), look_every(Duration::from_secs(seconds)));
+            assert!(look < Duration::from_secs(3) && look * 2 <= duration, "{duration:?}: {look:?}");
+        }
+    }
 }

@@ -537,6 +537,47 @@ async fn a_killed_agent_leaves_nothing_that_its_successor_does_not_finish() {
 }
 
 #[tokio::test]
+async fn a_signal_at_any_write_of_an_order_leaves_nothing_that_the_next_start_does_not_finish() {
+    // Where the work stands when the time is over: the write under way, and whether it takes effect after all.
+    let moments = [
+        ("approve_by_provider", true),
+        ("/team/new", false),
+        ("set_backend_id", true),
+        ("/key/generate", true),
+        ("report_created", false),
+        ("set_endpoints", true),
+        ("set_backend_metadata", true),
+        ("set_state_done", true),
+    ];
+    for (n, (path, after_effect)) in moments.into_iter().enumerate() {
+        let world = world().await;
+        let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
+        world.faults.add(Rule::new(Fault::Hang { after_effect }).path(path).once());
+        let config = world.config_text(FAST).replace("timeout: 400ms", "timeout: 60s");
+        // Every other time the grace is over, else somebody does not want to wait for it.
+        let impatient = n % 2 == 0;
+        let mut daemon = Daemon::start_with(&world, &config, &["--grace", if impatient { "600" } else { "0" }]);
+        let there = || world.faults.calls().iter().any(|call| call.path.contains(path));
+        until(path, &daemon, there).await;
+        daemon.signal("TERM").await;
+        if impatient {
+            until("it stops", &daemon, || daemon.lines(&["stopping"]) == 1).await;
+            daemon.signal("TERM").await;
+        }
+        assert_eq!(daemon.end().await.code(), Some(if impatient { 130 } else { 0 }), "{path}: {}", daemon.log());
+        assert!(n + 1 == moments.len() || world.waldur.order_state(order) != "done", "{path}");
+
+        let mut daemon = Daemon::start(&world, &[]);
+        until(path, &daemon, || world.waldur.order_state(order) == "done").await;
+        world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=10 C=1").unwrap();
+        until("it takes signals", &daemon, || daemon.lines(&["llm-access-agent starts"]) == 1).await;
+        daemon.signal("TERM").await;
+        assert_eq!(daemon.end().await.code(), Some(0), "{path}");
+        world.check();
+    }
+}
+
+#[tokio::test]
 async fn a_reader_that_goes_away_ends_neither_the_agent_nor_a_command() {
     let world = world().await;
     let served = world.agent().await;

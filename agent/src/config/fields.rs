@@ -113,7 +113,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("page.hosts", "list of host names", "none", "Names by which the status page is reached besides `localhost` and plain addresses, as behind a proxy; others are turned away."),
     field("lease.namespace", "namespace", "required in `lease`", "Namespace of the Lease; needed with more than one replica only."),
     field("lease.name", "name", "`llm-access-agent`", "Name of the Lease."),
-    field("lease.duration", "duration, whole seconds", "`15s`", "How long a holder that went silent keeps the Lease; looked at and renewed six times as often."),
+    field("lease.duration", "duration, whole seconds", "`15s`", "How long a holder that went silent keeps the Lease. It is renewed and looked at six times as often, every 2.5 s at least."),
     field("orphans.max_per_pass", "whole number", "`10`", "How many orphans one pass removes at most."),
     field("log.format", "text or json", "`text`", "One line per event either way."),
     field("log.level", "error, warn, info, debug, trace, or a filter", "`info`", "A filter names modules: `info,llm_access_agent=debug`."),
