@@ -8,7 +8,7 @@ CARGO ?= cargo
 # Where cargo puts what it builds, whoever decided it: this Makefile, the environment or a cargo configuration.
 TARGET = $(shell $(CARGO) metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 # The suites against real peers: which peers and LiteLLM variants, and what is passed to the test programs.
-PEERS ?= litellm kube browser team-defaults no-custom-keys
+PEERS ?= litellm kube webui browser team-defaults no-custom-keys
 REAL_ARGS ?= --test-threads=1
 # What is passed to the bench: --resources N, --orders N, --json
 BENCH_ARGS ?=
@@ -31,7 +31,7 @@ test: ## every test that needs nothing but the Rust toolchain
 	$(CARGO) test --workspace
 
 .PHONY: test-real
-test-real: ## the same agent against a real LiteLLM and a real Kubernetes API (set up on first use, five to ten minutes)
+test-real: ## the same agent against a real LiteLLM, Kubernetes API and Open WebUI (set up on first use, five to ten minutes)
 	$(CARGO) build -p llm-access-agent
 	$(CARGO) test -p llm-access-tests --features real --test 'real*' --no-run
 	tests/real/run $(PEERS) -- $(CARGO) test -p llm-access-tests --features real --test 'real*' -- $(REAL_ARGS)
@@ -53,9 +53,9 @@ bench: ## measure the agent against its budgets
 	'$(TARGET)/release/replan'
 
 .PHONY: dist
-dist: ## the binary as it is deployed, in the target folder under dist/
-	$(CARGO) build --profile dist -p llm-access-agent
-	@echo '$(TARGET)/dist/llm-access-agent'
+dist: ## the binary as it is deployed, in the target folder under dist/, with its size and, when cargo-cyclonedx is installed, what is in it
+	$(CARGO) build --locked --profile dist -p llm-access-agent
+	@CARGO='$(CARGO)' deploy/tools/dist '$(TARGET)/dist'
 
 .PHONY: manifests
 manifests: ## render deploy/manifests from the chart again

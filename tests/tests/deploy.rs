@@ -237,7 +237,8 @@ fn the_pod_is_restricted() {
         assert_eq!((mount.read_only, mount.sub_path), (Some(true), None), "{}", mount.mount_path);
     }
     // Credentials are files: a variable would be in the pod's description, and could not be rotated.
-    assert!(container.env.is_none() && container.env_from.is_none());
+    let variables: Vec<String> = container.env.unwrap_or_default().into_iter().map(|variable| variable.name).collect();
+    assert_eq!((variables, container.env_from.is_none()), (vec!["LLM_ACCESS_CONFIG".to_owned()], true));
     assert_eq!(pod.enable_service_links, Some(false));
     let resources = container.resources.unwrap();
     assert!(resources.limits.unwrap().contains_key("memory") && resources.requests.unwrap().len() == 2);
@@ -342,8 +343,8 @@ fn the_configuration_is_one_that_the_agent_takes_and_its_files_are_mounted() {
     assert_eq!(security.fs_group, security.run_as_group);
 
     let arguments = container.args.unwrap();
-    let path = arguments[0].strip_prefix("--config=").unwrap();
-    assert!(seen.contains_key(path), "{path}");
+    let path = container.env.unwrap().into_iter().find_map(|variable| variable.value).unwrap();
+    assert!(seen.contains_key(path.as_str()), "{path}");
     assert!(container.command.is_none(), "the image's entry point is the agent");
     let output = Command::new(env!("CARGO_BIN_EXE_agent-under-test")).args(&arguments).arg("--help").output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -489,8 +490,11 @@ fn every_value_is_documented_and_every_documented_value_exists() {
     assert!(gone.is_empty(), "not in values.yaml: {gone:?}");
 }
 
-/// Where the schema names every field of an object, it names those of values.yaml.
+/// Where the schema names every field of an object, it names those of values.yaml. The agent's own configuration is another matter.
 fn same_fields(schema: &Value, value: &Value, path: &str) {
+    if path == "values.config" {
+        return;
+    }
     let (Some(properties), Some(map)) = (schema["properties"].as_object(), value.as_object()) else {
         return;
     };
@@ -512,6 +516,46 @@ fn the_schema_knows_the_values_and_no_others() {
     let schema: Value = serde_json::from_str(&text("deploy/chart/values.schema.json")).unwrap();
     assert_eq!(schema["additionalProperties"], json!(false));
     same_fields(&schema, &yaml("deploy/chart/values.yaml"), "values");
+}
+
+/// The dotted paths of the fields that a schema lets be set. Every object names all of its fields.
+fn settable(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+    let shapes = schema["anyOf"].as_array().cloned().unwrap_or_default();
+    for shape in shapes.iter().filter(|shape| shape["properties"].is_object()) {
+        settable(shape, path, found);
+    }
+    if schema["items"]["properties"].is_object() {
+        found.insert(path.to_owned());
+        return settable(&schema["items"], &format!("{path}[]"), found);
+    }
+    let Some(properties) = schema["properties"].as_object() else {
+        found.extend((!path.is_empty()).then(|| path.to_owned()));
+        return;
+    };
+    assert_eq!(schema["additionalProperties"], json!(false), "{path} takes anything");
+    for (key, schema) in properties.iter().filter(|(_, schema)| **schema != json!(false)) {
+        settable(schema, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, found);
+    }
+}
+
+#[test]
+fn the_schema_knows_the_agents_configuration_and_nothing_else() {
+    let schema: Value = serde_json::from_str(&text("deploy/chart/values.schema.json")).unwrap();
+    let mut settings = BTreeSet::new();
+    settable(&schema["properties"]["config"], "", &mut settings);
+    // Each row of the table of fields that may be in the file begins like this.
+    let table = text("docs/configuration.md");
+    let mut fields: BTreeSet<String> =
+        table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("`<br>")).map(|(field, _)| field.to_owned()).collect();
+    assert!(fields.len() > 50);
+    // What the chart itself says: where credentials and catalogue are mounted and which port is open.
+    for derived in ["waldur.token_file", "gateway.key_file", "catalogue.file", "http.listen"] {
+        assert!(fields.remove(derived), "{derived}");
+    }
+    let missing: Vec<_> = fields.difference(&settings).collect();
+    assert!(missing.is_empty(), "add to properties.config of deploy/chart/values.schema.json: {missing:?}");
+    let gone: Vec<_> = settings.difference(&fields).collect();
+    assert!(gone.is_empty(), "no field of the configuration: {gone:?}");
 }
 
 #[test]
@@ -544,6 +588,7 @@ fn the_image_runs_the_agent_without_root_and_without_a_shell() {
     assert_eq!(of("USER"), [format!("{}:{}", security.run_as_user.unwrap(), security.run_as_group.unwrap())]);
     assert_eq!(of("ENTRYPOINT"), ["[\"/usr/local/bin/llm-access-agent\"]"]);
     let label = of("LABEL").join(" ");
+    assert!(label.contains(&format!("org.opencontainers.image.base.name=\"{}\"", images[1])), "{label}");
     for key in ["title", "description", "licenses", "version", "revision"] {
         assert!(label.contains(&format!("org.opencontainers.image.{key}=")), "{key}");
     }
