@@ -7,6 +7,7 @@
 pub mod checker;
 pub mod crash;
 pub mod eventful;
+pub mod promql;
 #[cfg(feature = "real")]
 pub mod real;
 
