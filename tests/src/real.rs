@@ -394,7 +394,8 @@ impl RealWorld {
         assert!(problems.is_empty(), "the world is not as it must be:\n{}", problems.join("\n"));
     }
 
-    async fn problems(&self) -> Vec<String> {
+    /// What is not as it must be.
+    pub async fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let teams = self.gateway.teams().await;
         let mut secret_values = vec![self.waldur.agent_token(), self.gateway.master.clone()];
@@ -761,8 +762,34 @@ pub struct Cluster {
     relay: Option<Running>,
 }
 
-/// What the deployed Role allows on Secrets in each of the two namespaces.
-pub const VERBS: [&str; 4] = ["list", "create", "patch", "delete"];
+/// One verb of one rule of a Role, as it is deployed.
+#[derive(Clone, Debug)]
+pub struct Right {
+    /// Where the Role is.
+    pub namespace: String,
+    /// The verb.
+    pub verb: String,
+    /// On what.
+    pub resource: String,
+    group: String,
+    only: Option<String>,
+    role: String,
+    rules: Value,
+    rule: usize,
+}
+
+impl Right {
+    /// The rules of the Role without this one verb.
+    fn rules_without(&self) -> Value {
+        let mut rules = self.rules.as_array().unwrap().clone();
+        let verbs = rules[self.rule]["verbs"].as_array_mut().unwrap();
+        verbs.retain(|verb| *verb != self.verb);
+        if verbs.is_empty() {
+            rules.remove(self.rule);
+        }
+        rules.into()
+    }
+}
 
 /// One of the deployed manifests of rights.
 fn manifest(name: &str) -> String {
@@ -802,8 +829,8 @@ impl Cluster {
         let file = folder.path().join("rights.yml");
         fs::write(&file, rights).unwrap();
         cluster.kubectl(&["apply", "-f", file.to_str().unwrap()], "").await;
-        for namespace in [&cluster.chat, &cluster.keys] {
-            cluster.await_rights(namespace, &VERBS).await;
+        for right in cluster.rights().await {
+            cluster.await_right(&right, true).await;
         }
         let (server, trust) = match &cluster.relay {
             Some(relay) => (relay.url.to_string(), String::new()),
@@ -844,27 +871,66 @@ impl Cluster {
         answer
     }
 
-    /// Lets the agent do exactly this with the Secrets of a namespace, and waits until it is so.
-    pub async fn allow(&self, namespace: &str, verbs: &[&str]) {
-        let rules = if verbs.is_empty() { json!([]) } else { json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": verbs}]) };
-        let path = format!("apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/llm-access-agent-secrets");
-        self.write(Method::PATCH, &path, json!({"rules": rules})).await;
-        self.await_rights(namespace, verbs).await;
+    /// Every right that the agent has.
+    pub async fn rights(&self) -> Vec<Right> {
+        let mut rights = Vec::new();
+        for namespace in [&self.chat, &self.keys, &self.own] {
+            let roles = self.read(&format!("apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles")).await.unwrap();
+            for role in roles["items"].as_array().unwrap() {
+                for (n, rule) in role["rules"].as_array().unwrap().iter().enumerate() {
+                    let one = |key: &str| match rule[key].as_array().unwrap().as_slice() {
+                        [one] => one.as_str().unwrap().to_owned(),
+                        other => panic!("{key}: {other:?}"),
+                    };
+                    rights.extend(rule["verbs"].as_array().unwrap().iter().map(|verb| Right {
+                        namespace: namespace.clone(),
+                        verb: verb.as_str().unwrap().to_owned(),
+                        resource: one("resources"),
+                        group: one("apiGroups"),
+                        only: rule["resourceNames"][0].as_str().map(str::to_owned),
+                        role: role["metadata"]["name"].as_str().unwrap().to_owned(),
+                        rules: role["rules"].clone(),
+                        rule: n,
+                    }));
+                }
+            }
+        }
+        rights
     }
 
-    /// Waits until these are the rights that the server grants.
-    async fn await_rights(&self, namespace: &str, verbs: &[&str]) {
-        let token = told("KUBE_AGENT_TOKEN");
-        for verb in VERBS {
-            let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": {"namespace": namespace, "verb": verb, "resource": "secrets"}}});
-            eventually("the change of rights", async || {
-                let path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-                let (_, answer) = self.ask(Method::POST, path, &token, "application/json", Some(&review)).await;
-                if answer["status"]["allowed"] == verbs.contains(&verb) { Ok(()) } else { Err(answer.to_string()) }
-            })
-            .await;
-        }
+    /// Takes one right away, and waits until it is gone.
+    pub async fn take(&self, right: &Right) {
+        self.set_rules(right, right.rules_without()).await;
+        self.await_right(right, false).await;
+    }
+
+    /// Gives it back, and waits until it is there.
+    pub async fn give_back(&self, right: &Right) {
+        self.set_rules(right, right.rules.clone()).await;
+        self.await_right(right, true).await;
+    }
+
+    async fn set_rules(&self, right: &Right, rules: Value) {
+        let path = format!("apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles/{}", right.namespace, right.role);
+        self.write(Method::PATCH, &path, json!({"rules": rules})).await;
+    }
+
+    async fn await_right(&self, right: &Right, allowed: bool) {
+        let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": {
+            "namespace": right.namespace, "verb": right.verb, "group": right.group, "resource": right.resource, "name": right.only,
+        }}});
+        eventually("the change of rights", async || {
+            let path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+            let (_, answer) = self.as_agent(Method::POST, path, Some(&review)).await;
+            if answer["status"]["allowed"] == allowed { Ok(()) } else { Err(answer.to_string()) }
+        })
+        .await;
+    }
+
+    /// A call with the agent's own token; the status and the body.
+    pub async fn as_agent(&self, method: Method, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let kind = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        self.ask(method, path, &told("KUBE_AGENT_TOKEN"), kind, body).await
     }
 
     /// A Secret with everything on it.
@@ -976,10 +1042,15 @@ impl Daemon {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
+    /// Sends it a signal.
+    pub async fn signal(&self, name: &str) {
+        let pid = self.child.id().unwrap().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().await.unwrap().success());
+    }
+
     /// SIGTERM; the exit code and the log.
     pub async fn stop(mut self) -> (Option<i32>, String) {
-        let pid = self.child.id().unwrap().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        self.signal("TERM").await;
         let status = self.child.wait().await.unwrap();
         (status.code(), self.log())
     }

@@ -1,13 +1,15 @@
 //! Secrets in a real Kubernetes API with RBAC on, under the rights that the agent asks for and no others.
 #![cfg(feature = "real")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
+use llm_access_agent::agent::Agent;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
-use llm_access_tests::real::{Cluster, Daemon, Outage, RealStore, RealWorld, Time, VERBS, Variant, eventually};
+use llm_access_tests::real::{Cluster, Daemon, Outage, RealStore, RealWorld, Right, Time, Variant, eventually, told};
 use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -38,7 +40,7 @@ fn name(secret: &Value) -> &str {
 }
 
 /// What the agent says is wrong under one name, with since when.
-fn condition(agent: &llm_access_agent::agent::Agent, name: &str) -> Option<(jiff::Timestamp, String)> {
+fn condition(agent: &Agent, name: &str) -> Option<(jiff::Timestamp, String)> {
     agent.conditions.all().into_iter().find(|(n, ..)| *n == name).map(|(.., condition)| (condition.since, condition.message))
 }
 
@@ -88,40 +90,211 @@ async fn access_lives_and_ends_with_secrets_in_two_namespaces() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_right_is_named_and_no_order_is_to_blame() {
+async fn every_right_of_the_roles_is_needed_and_its_lack_is_named() {
     let world = world(RealStore::Kube).await;
     let cluster = cluster(&world);
     let agent = world.agent().await;
-    let ending = world.sold(&agent, "ending", &["kestrel-8b"], &[]).await;
-    for missing in ["create", "patch", "list", "delete"] {
-        let verbs: Vec<&str> = VERBS.into_iter().filter(|verb| *verb != missing).collect();
-        cluster.allow(&cluster.keys, &verbs).await;
-        let order = match missing {
-            "delete" => world.waldur.terminate(ending),
-            _ => world.waldur.order(world.offering, &world.project, &format!("without-{missing}"), &["kestrel-8b"], &[]).0,
-        };
-        let mut said = Vec::new();
-        for _ in 0..6 {
-            world.advance(Duration::from_secs(60)).await;
+    let mut shown = Vec::new();
+    for right in cluster.rights().await {
+        match right.resource.as_str() {
+            "secrets" => orders_wait_for(&right, &world, &agent).await,
+            "leases" => nobody_leads_without(&right, &world).await,
+            other => panic!("no story shows what {other} is for"),
+        }
+        shown.push(format!("{} {}", right.verb, right.resource));
+    }
+    shown.sort();
+    shown.dedup();
+    assert_eq!(shown, ["create leases", "create secrets", "delete secrets", "get leases", "list secrets", "patch leases", "patch secrets"]);
+}
+
+/// Without a right on Secrets an order waits, the condition names the right, and nobody is to blame.
+async fn orders_wait_for(right: &Right, world: &RealWorld, agent: &Agent) {
+    let (cluster, missing) = (cluster(world), &right.verb);
+    let case = format!("{missing} in {}", right.namespace);
+    let name = format!("{missing}-{}", right.namespace);
+    let ending = if missing == "delete" { Some(world.sold(agent, &name, &["kestrel-8b"], &[]).await) } else { None };
+    cluster.take(right).await;
+    let order = match ending {
+        Some(ending) => world.waldur.terminate(ending),
+        None => world.waldur.order(world.offering, &world.project, &name, &["kestrel-8b"], &[]).0,
+    };
+    let mut said = Vec::new();
+    for _ in 0..6 {
+        world.advance(Duration::from_secs(60)).await;
+        world.beat(agent).await;
+        world.slow_beat(agent).await;
+        said.extend(condition(agent, "secrets-denied"));
+    }
+    assert_eq!(world.waldur.order_state(order), "executing", "without {case}");
+    assert_eq!(world.waldur.error_of(order), "");
+    let wanted = format!("grant verb {missing} on secrets in namespace {}", right.namespace);
+    assert!(said.last().is_some_and(|(_, message)| message.contains(&wanted)), "without {case}: {said:?}");
+    // It is one fault from its beginning to its end, not a new one each beat.
+    assert!(said.iter().all(|one| *one == said[0]), "without {case}: {said:#?}");
+
+    cluster.give_back(right).await;
+    world.advance(Duration::from_secs(1200)).await;
+    world.run_to_rest(agent).await;
+    world.slow_beat(agent).await;
+    assert_eq!(world.waldur.order_state(order), "done", "with {case} again");
+    assert_eq!(condition(agent, "secrets-denied"), None, "with {case} again");
+    world.check().await;
+}
+
+fn lease_path(cluster: &Cluster) -> String {
+    format!("apis/coordination.k8s.io/v1/namespaces/{}/leases/llm-access-agent", cluster.own)
+}
+
+/// The configuration of a replica; `duration` is how long a silent holder keeps the Lease.
+fn replica(world: &RealWorld, duration: &str) -> PathBuf {
+    let more = format!(
+        "intervals: {{orders: 1s, resources: 1s, offering: 1s, usage: 1s}}\nbackoff: {{initial: 1s, max: 2s}}\n\
+         lease: {{namespace: {}, duration: {duration}}}\n",
+        cluster(world).own
+    );
+    world.write("replica.yml", &world.config_text(&more))
+}
+
+/// What a replica said last about the Lease.
+fn leads(daemon: &Daemon) -> bool {
+    let log = daemon.log();
+    log.lines().rfind(|line| line.contains("replica leads")).is_some_and(|line| line.contains("this replica leads"))
+}
+
+async fn until_it_leads(daemon: &Daemon) {
+    eventually("a replica that leads", async || if leads(daemon) { Ok(()) } else { Err(daemon.log()) }).await;
+}
+
+/// Without a right on its Lease a replica stands by, and its log names the right.
+async fn nobody_leads_without(right: &Right, world: &RealWorld) {
+    let cluster = cluster(world);
+    if right.verb == "create" && cluster.read(&lease_path(cluster)).await.is_some() {
+        cluster.write(Method::DELETE, &lease_path(cluster), json!({})).await;
+    }
+    cluster.take(right).await;
+    let daemon = Daemon::start(&replica(world, "6s"), &world.write("replica.log", ""));
+    let wanted = format!("grant verb {} on leases in namespace {}", right.verb, cluster.own);
+    eventually("the name of the right", async || if daemon.log().contains(&wanted) { Ok(()) } else { Err(daemon.log()) }).await;
+    assert!(!leads(&daemon), "{}", daemon.log());
+    cluster.give_back(right).await;
+    until_it_leads(&daemon).await;
+    assert_eq!(daemon.stop().await.0, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_roles_do_not_allow_is_refused() {
+    let world = world(RealStore::KubeDirect).await;
+    let cluster = cluster(&world);
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "guarded", &["kestrel-8b"], &[]).await;
+    let secret = secret_of(&world, &cluster.keys, resource).await;
+    let (keys, own) = (format!("api/v1/namespaces/{}", cluster.keys), format!("api/v1/namespaces/{}", cluster.own));
+    let leases = format!("apis/coordination.k8s.io/v1/namespaces/{}/leases", cluster.own);
+    let roles = "apis/rbac.authorization.k8s.io/v1";
+    let calls = [
+        (Method::GET, format!("{keys}/secrets/{}", name(&secret))),
+        (Method::GET, format!("{keys}/secrets?watch=true&timeoutSeconds=1")),
+        (Method::PUT, format!("{keys}/secrets/{}", name(&secret))),
+        (Method::DELETE, format!("{keys}/secrets")),
+        (Method::GET, format!("{own}/secrets")),
+        (Method::POST, format!("{own}/secrets")),
+        (Method::GET, "api/v1/secrets".into()),
+        (Method::GET, "api/v1/namespaces/kube-system/secrets".into()),
+        (Method::GET, format!("{keys}/configmaps")),
+        (Method::GET, format!("{own}/pods")),
+        (Method::POST, format!("{keys}/pods")),
+        (Method::POST, format!("{own}/serviceaccounts/default/token")),
+        (Method::POST, format!("{own}/events")),
+        (Method::GET, "api/v1/namespaces".into()),
+        (Method::POST, "api/v1/namespaces".into()),
+        (Method::GET, "api/v1/nodes".into()),
+        (Method::GET, leases.clone()),
+        (Method::GET, format!("{leases}/of-somebody-else")),
+        (Method::PATCH, format!("{leases}/of-somebody-else")),
+        (Method::DELETE, format!("{leases}/llm-access-agent")),
+        (Method::POST, leases.replace(&cluster.own, &cluster.keys)),
+        (Method::PATCH, format!("{roles}/namespaces/{}/roles/llm-access-agent-secrets", cluster.keys)),
+        (Method::POST, format!("{roles}/namespaces/{}/rolebindings", cluster.keys)),
+        (Method::POST, format!("{roles}/clusterrolebindings")),
+    ];
+    for (method, path) in calls {
+        let body = (method != Method::GET).then(|| json!({"metadata": {"name": name(&secret)}}));
+        let (status, answer) = cluster.as_agent(method.clone(), &path, body.as_ref()).await;
+        assert_eq!(status, 403, "{method} {path}: {answer}");
+    }
+    // All the while the agent needs none of it.
+    world.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_goes_or_is_gone_is_named_and_nothing_is_lost() {
+    let world = world(RealStore::Kube).await;
+    let cluster = cluster(&world);
+    let agent = world.agent().await;
+    let living = world.sold(&agent, "living", &["kestrel-8b"], &[]).await;
+    let path = format!("api/v1/namespaces/{}", cluster.keys);
+    let order = world.waldur.order(world.offering, &world.project, "late", &["kestrel-8b"], &[]).0;
+    cluster.write(Method::DELETE, &path, json!({})).await;
+    let waits = async |cure: &str| {
+        for _ in 0..3 {
+            world.advance(Duration::from_secs(120)).await;
             world.beat(&agent).await;
             world.slow_beat(&agent).await;
-            said.extend(condition(&agent, "secrets-denied"));
         }
-        assert_eq!(world.waldur.order_state(order), "executing", "without {missing}");
-        assert_eq!(world.waldur.error_of(order), "");
-        let wanted = format!("grant verb {missing} on secrets in namespace {}", cluster.keys);
-        assert!(said.last().is_some_and(|(_, message)| message.contains(&wanted)), "without {missing}: {said:?}");
-        // It is one fault from its beginning to its end, not a new one each beat.
-        assert!(said.iter().all(|one| *one == said[0]), "without {missing}: {said:#?}");
+        assert_eq!((world.waldur.order_state(order).as_str(), world.waldur.error_of(order).as_str()), ("executing", ""));
+        let said: Vec<String> = agent.conditions.all().into_iter().map(|(.., condition)| condition.message).collect();
+        assert!(said.iter().any(|message| message.contains(cure)), "{cure}: {said:?}");
+    };
+    waits(&format!("namespace {} is being deleted", cluster.keys)).await;
+    world.chat(living, "project", "kestrel-8b", "P=1 C=1").await.unwrap();
 
-        cluster.allow(&cluster.keys, &VERBS).await;
-        world.advance(Duration::from_secs(1200)).await;
-        world.run_to_rest(&agent).await;
-        world.slow_beat(&agent).await;
-        assert_eq!(world.waldur.order_state(order), "done", "with {missing} again");
-        assert_eq!(condition(&agent, "secrets-denied"), None, "with {missing} again");
-        world.check().await;
+    // Its end, which no controller brings about here.
+    cluster.write(Method::PUT, &format!("{path}/finalize"), json!({"metadata": {"name": cluster.keys}, "spec": {"finalizers": []}})).await;
+    eventually("the end of the namespace", async || if cluster.read(&path).await.is_none() { Ok(()) } else { Err(String::new()) }).await;
+    waits(&format!("create namespace {}", cluster.keys)).await;
+
+    cluster.write(Method::POST, "api/v1/namespaces", json!({"metadata": {"name": cluster.keys}})).await;
+    world.advance(Duration::from_secs(1200)).await;
+    world.run_to_rest(&agent).await;
+    world.slow_beat(&agent).await;
+    assert_eq!(world.waldur.order_state(order), "done");
+    assert!(agent.conditions.all().is_empty(), "{:?}", agent.conditions.all());
+    world.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_token_is_replaced_in_its_file_and_nothing_is_restarted() {
+    let world = world(RealStore::KubeDirect).await;
+    let token = world.write("token", "expired");
+    let kubeconfig = token.with_file_name("kubeconfig");
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    let in_file = text.replace(&format!("token: {}", told("KUBE_AGENT_TOKEN")), &format!("tokenFile: {}", token.display()));
+    assert_ne!(in_file, text);
+    world.write("kubeconfig", &in_file);
+    let agent = world.agent().await;
+    let (order, _) = world.waldur.order(world.offering, &world.project, "patient", &["kestrel-8b"], &[]);
+    for _ in 0..3 {
+        world.beat(&agent).await;
+        world.advance(Duration::from_secs(120)).await;
     }
+    assert_eq!((world.waldur.order_state(order).as_str(), world.waldur.error_of(order).as_str()), ("executing", ""));
+    let (_, said) = condition(&agent, "secrets-denied").unwrap();
+    assert!(said.contains("the token of the agent is not accepted"), "{said}");
+
+    // The kubelet replaces it; the client looks into the file again once a minute.
+    world.write("token", &told("KUBE_AGENT_TOKEN"));
+    eventually("the done order", async || {
+        world.beat(&agent).await;
+        world.advance(Duration::from_secs(120)).await;
+        match world.waldur.order_state(order).as_str() {
+            "done" => Ok(()),
+            state => Err(format!("{state}: {:?}", agent.conditions.all())),
+        }
+    })
+    .await;
+    assert_eq!(condition(&agent, "secrets-denied"), None);
+    world.check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -299,17 +472,11 @@ async fn an_outage_of_the_api_delays_orders_and_spoils_none() {
 async fn of_two_replicas_one_acts_and_the_other_takes_over() {
     let world = RealWorld::start(Profile::Late2026, Variant::Default, RealStore::KubeDirect, Time::Real).await;
     let cluster = cluster(&world);
-    let more = format!(
-        "intervals: {{orders: 1s, resources: 1s, offering: 1s, usage: 1s}}\nbackoff: {{initial: 1s, max: 2s}}\n\
-         lease: {{namespace: {}}}\n",
-        cluster.own
-    );
-    let config = world.write("replica.yml", &world.config_text(&more));
+    let config = replica(&world, "15s");
     let [first, second] = ["first.log", "second.log"].map(|log| world.write(log, ""));
-    let leads = |daemon: &Daemon| daemon.log().contains("this replica leads");
 
     let first = Daemon::start(&config, &first);
-    eventually("the first replica to lead", async || if leads(&first) { Ok(()) } else { Err(first.log()) }).await;
+    until_it_leads(&first).await;
     let second = Daemon::start(&config, &second);
     let done = async |name: &str, daemon: &Daemon| {
         let (order, _) = world.waldur.order(world.offering, &world.project, name, &["kestrel-8b"], &[]);
@@ -321,22 +488,73 @@ async fn of_two_replicas_one_acts_and_the_other_takes_over() {
     };
     done("with-the-first", &first).await;
     assert!(!leads(&second) && second.log().contains("another replica leads"), "{}", second.log());
-    let path = format!("apis/coordination.k8s.io/v1/namespaces/{}/leases/llm-access-agent", cluster.own);
-    let held_by = async || cluster.read(&path).await.unwrap()["spec"]["holderIdentity"].clone();
+    let held_by = async || cluster.read(&lease_path(cluster)).await.unwrap()["spec"]["holderIdentity"].clone();
     let holder = held_by().await;
 
-    // Stopped, the first gives the Lease back, and the second goes on.
+    // Stopped, the first gives the Lease back, and the second goes on at its next look.
+    let began = Instant::now();
     let (code, _) = first.stop().await;
-    assert_eq!(code, Some(0));
+    assert_eq!((code, held_by().await != holder), (Some(0), true), "given back before it ended");
+    until_it_leads(&second).await;
+    println!("handed over within {:?} of SIGTERM", began.elapsed());
     done("with-the-second", &second).await;
-    assert!(leads(&second));
     assert_ne!(held_by().await, holder);
     world.check().await;
 
     // Killed, the second cannot; it is waited out.
     let third = Daemon::start(&config, &world.write("third.log", ""));
+    let began = Instant::now();
     drop(second);
+    until_it_leads(&third).await;
+    println!("handed over within {:?} of SIGKILL", began.elapsed());
     done("with-the-third", &third).await;
     third.stop().await;
     world.check().await;
+}
+
+/// The leader stands still while a write of its is on the way; another takes over and does the work; then the write arrives.
+async fn stands_still(peer: Peer, method: &str, path: &str) {
+    let world = RealWorld::start(Profile::Late2026, Variant::Default, RealStore::Kube, Time::Real).await;
+    let config = replica(&world, "3s");
+    let first = Daemon::start(&config, &world.write("first.log", ""));
+    until_it_leads(&first).await;
+    let second = Daemon::start(&config, &world.write("second.log", ""));
+    eventually("a second that follows", async || if second.log().contains("another replica leads") { Ok(()) } else { Err(second.log()) })
+        .await;
+    world.faults.add(Rule::new(Fault::Hold).peer(peer).method(method).path(path).once());
+    let (order, _) = world.waldur.order(world.offering, &world.project, "aurora", &["kestrel-8b"], &[]);
+    tokio::time::timeout(Duration::from_secs(60), world.faults.held()).await.unwrap_or_else(|_| panic!("{}", first.log()));
+    first.signal("STOP").await;
+    eventually("the done order", async || match world.waldur.order_state(order).as_str() {
+        "done" => Ok(()),
+        state => Err(format!("{state}: {}", second.log())),
+    })
+    .await;
+    assert!(leads(&second));
+    world.faults.release();
+    first.signal("CONT").await;
+    eventually("a first that knows that it lost", async || if leads(&first) { Err(first.log()) } else { Ok(()) }).await;
+    eventually("a world at rest", async || {
+        let problems = world.problems().await;
+        if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+    })
+    .await;
+    assert!(leads(&second) && !leads(&first), "{method} {path}");
+    let done = world.faults.calls().into_iter().filter(|call| call.path.contains("set_state_done") && call.status == Some(200)).count();
+    assert_eq!(done, 1, "{method} {path}");
+    for daemon in [first, second] {
+        assert_eq!(daemon.stop().await.0, Some(0));
+    }
+    world.check().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_stood_still_before_a_write_of_a_secret_does_no_harm() {
+    stands_still(Peer::Kube, "PATCH", "/secrets/").await;
+    stands_still(Peer::Kube, "POST", "/secrets").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_stood_still_before_a_write_at_the_gateway_does_no_harm() {
+    stands_still(Peer::LiteLlm, "POST", "/key/generate").await;
 }
