@@ -23,6 +23,8 @@ pub enum Feature {
     LastSync,
     /// Waldur files usage under the month of the date it is given: proven by reading back, never by acceptance.
     DatedUsage,
+    /// Waldur takes usage of earlier plans of a month off what it is told.
+    PlanSplit,
     /// Waldur keeps usage by API key.
     KeyUsage,
     /// The gateway takes key values that the agent chose.
@@ -31,8 +33,17 @@ pub enum Feature {
 
 impl Feature {
     /// All of them, for `check`.
-    pub const ALL: [Self; 8] =
-        [Self::Endpoints, Self::ApiKeys, Self::SetOk, Self::Retry, Self::LastSync, Self::DatedUsage, Self::KeyUsage, Self::CustomKeys];
+    pub const ALL: [Self; 9] = [
+        Self::Endpoints,
+        Self::ApiKeys,
+        Self::SetOk,
+        Self::Retry,
+        Self::LastSync,
+        Self::DatedUsage,
+        Self::PlanSplit,
+        Self::KeyUsage,
+        Self::CustomKeys,
+    ];
 
     /// Its name in messages and metrics.
     #[must_use]
@@ -44,6 +55,7 @@ impl Feature {
             Self::Retry => "waldur-order-retry",
             Self::LastSync => "waldur-last-sync",
             Self::DatedUsage => "waldur-dated-usage",
+            Self::PlanSplit => "waldur-plan-split",
             Self::KeyUsage => "waldur-key-usage",
             Self::CustomKeys => "gateway-custom-keys",
         }

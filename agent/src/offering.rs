@@ -112,7 +112,7 @@ impl Agent {
             let offering = self.look_at_offering(settings.uuid).await?;
             let Some(view) = self.catalogue() else { return Ok(kept) };
             let shop = Shop { stubborn, ..self.shop(settings, &view) };
-            let OfferingPlan { actions, findings } = match plan_offering(&shop, &offering) {
+            let OfferingPlan { mut actions, findings } = match plan_offering(&shop, &offering) {
                 Ok(plan) => plan,
                 Err(foreign) => {
                     self.conditions.raise(OTHER_OWNER, settings.uuid.simple(), foreign);
@@ -122,6 +122,11 @@ impl Agent {
             self.conditions.clear(OTHER_OWNER, settings.uuid.simple());
             self.seen.note_components(&shop, &offering);
             kept.findings = findings;
+            // After a restart no condition tells yet what is owed to a component.
+            let removes = |action: &OfferingAction| matches!(action, OfferingAction::RemoveComponent { .. });
+            if actions.iter().any(removes) && self.owes_usage().await {
+                actions.retain(|action| !removes(action));
+            }
             if actions.is_empty() {
                 return Ok(kept);
             }

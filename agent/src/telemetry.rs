@@ -120,6 +120,11 @@ pub const METRICS: &[Metric] = &[
         &[],
         "When the last usage pass that read everything began, in seconds since 1970",
     ),
+    gauge(
+        "llm_access_usage_months_unreported",
+        &[],
+        "Months of resources that are over and were not wholly reported, until the month after is over too",
+    ),
     counter("llm_access_usage_passes_total", &["outcome"], "Usage passes: done, partly, discarded at midnight, failed"),
     counter("llm_access_usage_reported_total", &[], "Reports of a resource and month that were sent and read back"),
     gauge("llm_access_usage_rows", &[], "Ledger rows that the last usage pass added up"),

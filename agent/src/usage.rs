@@ -8,7 +8,9 @@ pub mod audit;
 pub(crate) mod budget;
 mod keys;
 mod ledger;
+mod months;
 pub mod pass;
+mod plans;
 pub mod report;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -42,14 +44,26 @@ pub(crate) struct Memory {
     proven: HashMap<(Uuid, BillingMonth), (Amounts, Timestamp)>,
     /// Months of resources that Waldur takes nothing for any more.
     closed: HashMap<(Uuid, BillingMonth), String>,
-    /// Components that Waldur refused, by offering, and when.
+    /// Components that Waldur refused, by offering where it does not know them there, else by resource, and when.
     refused: HashMap<(Uuid, String), Timestamp>,
     /// Since when the final usage of an order is refused.
     refused_since: HashMap<Uuid, Timestamp>,
-    /// Resources whose running month got a figure of a past one.
-    misfiled: HashSet<Uuid>,
-    /// What was last reported for an API key; empty where Waldur takes nothing more for it.
-    keys: HashMap<(Uuid, BillingMonth), Vec<waldur_client::Usage>>,
+    /// Reports that were sent and are not seen in Waldur yet.
+    sending: HashSet<(Uuid, BillingMonth)>,
+    /// When the final usage of a resource was told.
+    finals: HashMap<Uuid, Timestamp>,
+    /// Orders and months whose usage is counted as unbilled.
+    unbilled: HashSet<(Uuid, BillingMonth)>,
+    /// What Waldur was told about the plans of resources.
+    plans: HashMap<Uuid, plans::Plans>,
+    /// What became of the last report for an API key.
+    keys: HashMap<(Uuid, BillingMonth), keys::Told>,
+    /// What Waldur does not hold yet, by resource (`None`: of the ledger as a whole) and month.
+    owed: BTreeMap<months::Subject, months::Owed>,
+    /// The same of months that are over and are not reported any more.
+    lost: BTreeMap<months::Subject, months::Owed>,
+    /// The last month that was looked at after its end.
+    looked: Option<BillingMonth>,
     /// Since when the final usage of an order is not proven by the log of calls.
     unproven_since: HashMap<Uuid, Timestamp>,
     /// What the log of calls said.
@@ -70,9 +84,7 @@ impl Agent {
         // The order may have waited since an earlier month, and a team that was removed by hand says no more since when it
         // was blocked. Late rows of the month before count as long as for a pass: after the end nothing is taken.
         let since = order.created.map_or(since, |created| created.min(since)).min(now);
-        let running = BillingMonth::of(now);
-        let late = Duration::from_secs(86_400).saturating_mul(self.config.usage.late_days);
-        let since = if now < after(running.start(), late) { since.min(running.previous().start()) } else { since };
+        let since = self.open_months(now).first().map_or(since, |open| open.start().min(since));
         let months = BillingMonth::span(since, now);
         let (Some(first), Some(last)) = (months.first(), months.last()) else { return Ok(None) };
         let team = team_id(resource.uuid);
@@ -106,37 +118,45 @@ impl Agent {
                     resource.uuid.simple(),
                     format!("{month}: usage of {models} has no component in the offering and cannot be billed"),
                 );
-                self.note_unbilled(resource, *month, &format!("no component for {models}")).await?;
+                self.note_unbilled(order.uuid, resource, *month, &format!("no component for {models}")).await?;
             }
             if used.partial {
                 let why = unproven(&proven, &[]).unwrap_or_else(|| "a part of the ledger is withheld".into());
-                self.note_unbilled(resource, *month, &why).await?;
+                self.note_unbilled(order.uuid, resource, *month, &why).await?;
             }
             if !amounts.unknown.is_empty() {
                 let kinds = listed(&amounts.unknown);
                 let why = format!("{kinds}: the models share an upstream, and the log of calls does not tell them apart");
-                self.note_unbilled(resource, *month, &why).await?;
+                self.note_unbilled(order.uuid, resource, *month, &why).await?;
             }
             let reported = self.report(&seller, resource, *month, &amounts, &used.days, How { final_usage: true, ..How::default() }).await;
             if let Ok(reported) = &reported
                 && !reported.refused.is_empty()
             {
-                self.note_unbilled(resource, *month, &format!("Waldur refuses usage for {}", reported.refused.join(", "))).await?;
+                self.note_unbilled(order.uuid, resource, *month, &format!("Waldur refuses usage for {}", reported.refused.join(", ")))
+                    .await?;
             }
             match reported.map(|reported| reported.outcome) {
                 Ok(Outcome::Equal | Outcome::Sent(_) | Outcome::Would(_)) => {}
                 Ok(Outcome::State(state)) => {
-                    self.note_unbilled(resource, *month, &format!("Waldur takes no usage of a resource that is {state}")).await?
+                    self.note_unbilled(order.uuid, resource, *month, &format!("Waldur takes no usage of a resource that is {state}"))
+                        .await?
                 }
                 Ok(Outcome::Waits(_)) => return Ok(Some(self.config.usage.month_guard.max(self.config.terminate.settle))),
-                Ok(Outcome::Closed { why, .. }) => self.note_unbilled(resource, *month, &why).await?,
+                Ok(Outcome::Closed { why, .. }) => self.note_unbilled(order.uuid, resource, *month, &why).await?,
                 Err(failure @ Failure::Refused { .. }) if self.refused_for_good(order, &failure) => {
-                    self.note_unbilled(resource, *month, &failure.to_string()).await?
+                    self.note_unbilled(order.uuid, resource, *month, &failure.to_string()).await?
                 }
                 Err(failure) => return Err(failure),
             }
             self.try_keys(&seller, resource.uuid, *month, used, None).await;
         }
+        let mut memory = self.memory();
+        // What a pass read before this is older than the final figures.
+        memory.usage.finals.insert(resource.uuid, self.clock.now());
+        // It is billed, or noted as unbilled; and another life of the resource begins with another plan.
+        memory.usage.owed.retain(|(of, _), _| *of != Some(resource.uuid));
+        memory.usage.plans.remove(&resource.uuid);
         Ok(None)
     }
 
@@ -195,14 +215,20 @@ impl Agent {
     }
 
     /// Records usage that cannot be billed where people find it: the log, a metric, a condition and the resource itself.
-    async fn note_unbilled(&self, resource: &mut Resource, month: BillingMonth, why: &str) -> Result<(), Failure> {
-        metrics::counter!("llm_access_unbilled_total").increment(1);
+    async fn note_unbilled(&self, order: Uuid, resource: &mut Resource, month: BillingMonth, why: &str) -> Result<(), Failure> {
+        // Every attempt comes by here.
+        if self.memory().usage.unbilled.insert((order, month)) {
+            metrics::counter!("llm_access_unbilled_total").increment(1);
+        }
         self.conditions.raise("unbilled", format!("{} {month}", resource.uuid.simple()), format!("usage of {month} is not billed: {why}"));
         let mut metadata = resource.backend_metadata.clone();
         let ours = metadata.entry("llm_access").or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(ours) = ours {
             let unbilled = ours.entry("unbilled").or_insert_with(|| json!({}));
             if let Value::Object(months) = unbilled {
+                if months.contains_key(&month.to_string()) {
+                    return Ok(());
+                }
                 months.insert(month.to_string(), Value::String("usage of this month could not be reported".into()));
             }
         }

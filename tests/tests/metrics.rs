@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use llm_access_agent::telemetry;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
+use llm_access_fixtures::litellm::Usage;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::promql::{NeedsHistory, Scrape};
 use llm_access_tests::{World, catalogue, start_time};
 use serde_json::Value;
+use uuid::Uuid;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -105,4 +107,90 @@ async fn a_peer_that_is_down_an_order_that_waits_and_a_stale_component_are_seen(
     assert_eq!(value(&page, "llm_access_orders_erred_total"), Some(0), "{page}");
     // The gateway serves the model for as long as nobody takes it out there, which is said as well.
     assert_eq!(alerts(&page, &world), ["LlmAccessStaleComponentBlocked", "LlmAccessConditionHolds"]);
+
+    let page = || metrics.render();
+    reports_are_counted_once(&page).await;
+    what_is_not_billed_is_counted_once(&page).await;
+    months_and_budgets_are_seen_and_the_series_stay_few(&page).await;
+}
+
+fn spent(world: &World, resource: Uuid, when: &str, spend: &str) {
+    let id = resource.simple().to_string();
+    let usage = Usage { prompt_tokens: 0, completion_tokens: 0, cached_tokens: 0, spend: spend.parse().unwrap() };
+    world.gateway.add_usage(Some(&id), &format!("k-{id}"), "kestrel-8b", when.parse().unwrap(), usage);
+}
+
+/// One report is one, whether its answer was lost, the call was, or nothing.
+async fn reports_are_counted_once(page: &dyn Fn() -> String) {
+    let reported = || value(&page(), "llm_access_usage_reported_total").unwrap();
+    for after_effect in [None, Some(false), Some(true)] {
+        let world = World::new(Profile::Y2024).await;
+        let agent = world.agent().await;
+        let resource = world.waldur.add_resource(world.offering, &world.project, "aurora", &["kestrel-8b"], &[]);
+        spent(&world, resource, "2026-11-10T08:00:00Z", "131.75");
+        if let Some(after_effect) = after_effect {
+            let fault = Fault::Status { status: 502, headers: Vec::new(), body: String::new(), after_effect };
+            world.faults.add(Rule::new(fault).peer(Peer::Waldur).path("set_usage").times(2));
+        }
+        let before = reported();
+        for _ in 0..5 {
+            drop(agent.usage_beat().await);
+            world.advance(10 * MINUTE);
+        }
+        assert_eq!(world.waldur.usages(resource, "2026-11")["spend"].to_string(), "131.75");
+        assert_eq!(reported() - before, 1, "{after_effect:?}");
+    }
+}
+
+/// A month that cannot be billed is one, however often its end is tried.
+async fn what_is_not_billed_is_counted_once(page: &dyn Fn() -> String) {
+    let unbilled = || value(&page(), "llm_access_unbilled_total").unwrap();
+    let world = World::new(Profile::Y2024).await;
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    world.set_time("2026-11-30T23:58:00Z");
+    let order = world.waldur.terminate(resource);
+    world.beat(&agent).await;
+    spent(&world, resource, "2026-11-30T23:58:30Z", "1.00");
+    spent(&world, resource, "2026-12-01T00:00:10Z", "2.00");
+    world.faults.add(Rule::new(Fault::status(502, "")).peer(Peer::Waldur).path("set_usage").times(3));
+    let before = unbilled();
+    world.run_to_rest(&agent, 90).await;
+    assert_eq!(world.waldur.order_state(order), "done");
+    assert_eq!(world.waldur.usages(resource, "2026-12")["spend"].to_string(), "2.00");
+    assert_eq!(unbilled() - before, 1);
+}
+
+async fn months_and_budgets_are_seen_and_the_series_stay_few(page: &dyn Fn() -> String) {
+    let world = World::new(Profile::Y2024).await;
+    let agent = world.agent().await;
+    let first = world.sold(&agent, "llm-0", &["kestrel-8b"]).await;
+    world.slow_beat(&agent).await;
+    agent.usage_beat().await.unwrap();
+    let series = |page: &str| page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).count();
+    let few = series(&page());
+    let mut resources = vec![first];
+    for n in 1..8 {
+        resources.push(world.sold(&agent, &format!("llm-{n}"), &["kestrel-8b"]).await);
+    }
+    for resource in &resources {
+        spent(&world, *resource, "2026-11-10T08:00:00Z", "45.00");
+    }
+    world.slow_beat(&agent).await;
+    agent.usage_beat().await.unwrap();
+    let now = page();
+    assert_eq!(series(&now), few, "a series per resource would be one too many: {now}");
+    // Late rows that a server of 2024 takes no more are seen for a month; so is a budget that is not reset.
+    assert_eq!(value(&page(), "llm_access_usage_months_unreported"), Some(0));
+    assert_eq!(value(&page(), "llm_access_budget_resets_overdue"), Some(0));
+    spent(&world, first, "2026-11-30T23:59:00Z", "1.00");
+    world.clock.set("2026-12-10T09:00:00Z".parse().unwrap());
+    world.slow_beat(&agent).await;
+    assert_eq!(value(&page(), "llm_access_budget_resets_overdue"), Some(8));
+    world.set_time("2026-12-10T09:00:00Z");
+    world.agent().await.usage_beat().await.unwrap();
+    assert_eq!(value(&page(), "llm_access_usage_months_unreported"), Some(1));
+    world.set_time("2027-01-10T09:00:00Z");
+    world.agent().await.usage_beat().await.unwrap();
+    assert_eq!(value(&page(), "llm_access_usage_months_unreported"), Some(0));
 }

@@ -5,7 +5,10 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use llm_access_agent::domain::BillingMonth;
 use llm_access_agent::usage::audit::Reason;
+use llm_access_agent::usage::pass::Pass;
+use llm_access_agent::usage::report::How;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::litellm::Usage;
 use llm_access_fixtures::waldur::Profile;
@@ -184,6 +187,131 @@ async fn a_component_that_waldur_refuses_at_the_end_is_noted_as_unbilled_and_one
 }
 
 #[tokio::test]
+async fn nobody_lowers_the_figures_of_a_resource_that_is_being_ended() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    spent(&world, resource, "2026-11-10T09:00:10Z", 1000, "1.00");
+    let typed = [waldur_client::Usage { kind: "spend".into(), amount: "5".parse().unwrap() }];
+    agent.waldur.set_usage(resource, &typed, None).await.unwrap();
+    world.waldur.terminate(resource);
+    world.beat(&agent).await;
+    let how = How { allow_decrease: true, ..How::default() };
+    let report = world.agent().await.usage_pass(&Pass { how, ..Pass::default() }).await.unwrap();
+    assert_eq!(report.lines[0].lower.len(), 1, "{:?}", report.lines);
+    assert_eq!(
+        (told(&world, resource, "2026-11", "spend"), told(&world, resource, "2026-11", "input_tokens")),
+        ("5.00".into(), "1.00".into())
+    );
+    // One that lives is lowered.
+    let other = world.sold(&agent, "boreas", &["kestrel-8b"]).await;
+    agent.waldur.set_usage(other, &typed, None).await.unwrap();
+    agent.usage_pass(&Pass { how, ..Pass::default() }).await.unwrap();
+    assert_eq!(told(&world, other, "2026-11", "spend"), "0.00");
+}
+
+#[tokio::test]
+async fn an_older_reading_of_a_pass_does_not_touch_what_the_end_has_told() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.patient().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    let order = world.waldur.terminate(resource);
+    world.beat(&agent).await;
+    spent(&world, resource, "2026-11-10T09:00:10Z", 1000, "1.00");
+    world.advance(Duration::from_secs(200));
+    world.beat(&agent).await;
+    // A pass has read the ledger and is held up, while a last row comes, and the end is told and done.
+    let held = world.faults.add(Rule::new(Fault::Hold).peer(Peer::Waldur).path("api-keys").once());
+    let passing = {
+        let agent = agent.clone();
+        tokio::spawn(async move { agent.usage_beat().await })
+    };
+    world.faults.held().await;
+    world.faults.remove(held);
+    spent(&world, resource, "2026-11-10T09:00:20Z", 1000, "1.00");
+    world.run_to_rest(&agent, 10).await;
+    assert_eq!((world.waldur.order_state(order), told(&world, resource, "2026-11", "spend")), ("done".into(), "2.00".into()));
+    world.faults.reset_calls();
+    world.faults.release();
+    passing.await.unwrap().unwrap();
+    assert_eq!(world.writes(Some(Peer::Waldur)), Vec::<String>::new());
+    for condition in ["usage-refused", "usage-lower"] {
+        assert!(!agent.conditions.holds(condition), "{:?}", agent.conditions.all());
+    }
+    assert_eq!(told(&world, resource, "2026-11", "spend"), "2.00");
+    world.check();
+}
+
+#[tokio::test]
+async fn an_amount_that_waldur_refuses_for_one_resource_is_reported_for_the_others() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let [first, second] = ["aurora", "boreas"]
+        .map(|name| world.waldur.add_resource(world.offering, &world.project, name, &["kestrel-8b"], &[("max_budget", "50")]));
+    for resource in [first, second] {
+        spent(&world, resource, "2026-11-10T08:00:10Z", 2000, "1.00");
+    }
+    // The first of the batch, which is in alphabetical order.
+    let answer = r#"{"usages":[{"amount":["Ensure that there are no more than 20 digits in total."]}]}"#;
+    world.faults.add(Rule::new(Fault::status(400, answer)).peer(Peer::Waldur).path("set_usage").body(&id(first)).once());
+    agent.usage_beat().await.unwrap();
+    let figures = |resource| (told(&world, resource, "2026-11", "input_tokens"), told(&world, resource, "2026-11", "spend"));
+    assert_eq!((figures(first), figures(second)), (("none".into(), "1.00".into()), ("2.00".into(), "1.00".into())));
+    let said: Vec<_> = agent.conditions.all().into_iter().filter(|(name, ..)| *name == "usage-component-refused").collect();
+    assert_eq!(said.len(), 1);
+    assert!(said[0].1 == id(first) && said[0].2.message.contains("amounts of input_tokens"), "{said:?}");
+    for resource in [first, second] {
+        spent(&world, resource, "2026-11-10T08:30:10Z", 1000, "1.00");
+    }
+    agent.usage_beat().await.unwrap();
+    assert_eq!((figures(first), figures(second)), (("none".into(), "2.00".into()), ("3.00".into(), "2.00".into())));
+    world.advance(Duration::from_secs(3601));
+    agent.usage_beat().await.unwrap();
+    assert_eq!(figures(first), ("3.00".into(), "2.00".into()));
+    assert!(!agent.conditions.holds("usage-component-refused"));
+    // Days that Waldur refuses keep no total back.
+    world.waldur.set_component_field(world.offering, "input_tokens", "spending_limit_periods", serde_json::json!(["day"]));
+    let answer = r#"{"daily_usages":[{"date":["Invalid day."]}]}"#;
+    world.faults.add(Rule::new(Fault::status(400, answer)).peer(Peer::Waldur).path("set_usage").body("daily_usages"));
+    spent(&world, second, "2026-11-10T08:30:10Z", 1000, "1.00");
+    agent.usage_beat().await.unwrap();
+    assert_eq!(figures(second), ("4.00".into(), "3.00".into()));
+}
+
+#[tokio::test]
+async fn usage_of_a_key_that_waldur_refuses_is_said_and_told_again_when_it_changes_or_after_an_hour() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    let client = world.waldur.api_keys(resource).remove(0);
+    let key_usage = || world.waldur.key_usages(client.uuid, "2026-11").get("input_tokens").map(ToString::to_string);
+    let chat = |tokens: &str| {
+        world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", tokens).unwrap();
+        world.advance(Duration::from_secs(40));
+    };
+    let refuse = || world.faults.add(Rule::new(Fault::status(400, r#"{"usages":["no"]}"#)).peer(Peer::Waldur).path("report_usage").once());
+    let tries = || world.writes(Some(Peer::Waldur)).iter().filter(|call| call.contains("report_usage")).count();
+    refuse();
+    chat("P=1000 C=0");
+    for _ in 0..3 {
+        agent.usage_beat().await.unwrap();
+        assert!(agent.conditions.holds("usage-by-key-unreported"));
+    }
+    assert_eq!((key_usage(), tries()), (None, 1));
+    assert_eq!(told(&world, resource, "2026-11", "input_tokens"), "1.00");
+    chat("P=1000 C=0");
+    agent.usage_beat().await.unwrap();
+    assert_eq!((key_usage().as_deref(), tries()), (Some("2.00"), 2));
+    assert!(!agent.conditions.holds("usage-by-key-unreported"));
+    refuse();
+    chat("P=1000 C=0");
+    agent.usage_beat().await.unwrap();
+    world.advance(Duration::from_secs(3600));
+    agent.usage_beat().await.unwrap();
+    assert_eq!((key_usage().as_deref(), tries()), (Some("3.00"), 4));
+}
+
+#[tokio::test]
 async fn a_ledger_that_does_not_add_up_delays_an_end_and_bills_nothing() {
     let world = World::new(Profile::Late2026).await;
     let agent = world.agent().await;
@@ -331,8 +459,55 @@ async fn the_commands_say_what_they_do_and_exit_by_it() {
     run(&world, &["backfill", "--from", &month, "--to", &month, "--apply"], 0, &["sent: input_tokens +1.00 to 124.46"]).await;
     run(&world, &["backfill", "--from", &month, "--to", &month, "--apply"], 0, &["Waldur holds what the ledger shows"]).await;
 
+    // What is not done shows in the exit code: a resource that is erred, a figure that is too high, a month that is closed.
+    spent(&world, resource, &now.to_string(), 1000, "1");
+    world.waldur.put_resource_state(resource, "Erred");
+    run(&world, &["report"], 1, &["waits: Waldur takes no usage of a resource that is Erred", "1 have to wait"]).await;
+    world.waldur.put_resource_state(resource, "OK");
+    run(&world, &["report"], 0, &["sent: "]).await;
+    let old: BillingMonth = month.parse().unwrap();
+    let old = old.previous().previous();
+    spent(&world, resource, &format!("{old}-10T10:00:00Z"), 1000, "1");
+    let old = old.to_string();
+    run(&world, &["backfill", "--from", &old, "--to", &old], 0, &["would be sent: input_tokens +1.00 to 1.00", "add --apply"]).await;
+    let backfill = ["backfill", "--from", &old, "--to", &old, "--apply"];
+    run(&world, &backfill, 1, &["unreported: ", "1 of a month that Waldur takes nothing for any more"]).await;
+
     // The gateway is away: nothing is said about figures.
     world.faults.add(Rule::new(Fault::status(503, "")).peer(Peer::LiteLlm));
     run(&world, &["report"], 1, &["503"]).await;
     run(&world, &["audit"], 1, &["503"]).await;
+}
+
+#[tokio::test]
+async fn a_backfill_that_breaks_off_goes_on_where_it_stopped() {
+    let world = World::in_real_time(Profile::Late2026, Store::Directory).await;
+    world.waldur.close_months_before(jiff::civil::date(2020, 1, 1));
+    let resource = world.waldur.add_resource(world.offering, &world.project, "aurora", &["kestrel-8b"], &[("max_budget", "50")]);
+    let months: Vec<String> = ["2026-03", "2026-04", "2026-05"].map(str::to_owned).into();
+    for month in &months {
+        spent(&world, resource, &format!("{month}-10T10:00:00Z"), 1000, "1.00");
+    }
+    let range = ["backfill", "--from", "2026-03", "--to", "2026-05"];
+    let apply = [&range[..], &["--apply"]].concat();
+    let all = || months.iter().map(|month| told(&world, resource, month, "spend")).collect::<Vec<_>>();
+    // Looked at first, nothing is written anywhere.
+    let words = ["[1/3] 2026-03", "[3/3] 2026-05", "would be sent: input_tokens +1.00 to 1.00", "nothing was sent; add --apply to send it"];
+    run(&world, &range, 0, &words).await;
+    assert_eq!((all(), world.writes(None)), (vec!["none".to_owned(); 3], Vec::new()));
+    // The gateway dies after the first month.
+    world.faults.reset_calls();
+    let asks = |month: &str| Rule::new(Fault::status(503, "")).peer(Peer::LiteLlm).path(&format!("start_date={month}"));
+    let outage = world.faults.add(asks("2026-04"));
+    run(&world, &apply, 1, &["503"]).await;
+    assert_eq!(all(), ["1.00", "none", "none"]);
+    world.faults.remove(outage);
+    world.faults.reset_calls();
+    let output = program(&world, &apply).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    assert_eq!(all(), ["1.00"; 3]);
+    let sent = world.writes(Some(Peer::Waldur)).iter().filter(|call| call.contains("set_usage")).count();
+    assert_eq!(sent, 2, "what was sent is not sent again");
+    assert!(!text(&output).contains(['\r', '\u{1b}']), "a progress bar is for terminals: {:?}", text(&output));
+    run(&world, &apply, 0, &["2026-03: Waldur holds what the ledger shows"]).await;
 }

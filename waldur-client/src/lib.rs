@@ -37,5 +37,5 @@ pub use models::{Endpoint, Limits, ReportSection};
 pub use offerings::{BillingType, Component, ComponentChange, NewComponent, Offering, Plan};
 pub use orders::{Order, OrderKind, OrderState};
 pub use resources::{Resource, ResourceState};
-pub use usages::{ComponentUsage, DailyUsage, Usage};
+pub use usages::{ComponentUsage, DailyUsage, PlanPeriod, PlanUsage, Usage, UsageReport};
 pub use users::{Permission, User};

@@ -33,9 +33,12 @@ pub struct ComponentUsage {
     /// The resource.
     #[serde(default, rename = "resource_uuid", deserialize_with = "lenient::opt_uuid")]
     pub resource: Option<Uuid>,
+    /// The note it was last reported with.
+    #[serde(default, deserialize_with = "lenient::text")]
+    pub description: String,
 }
 
-const FIELDS: [&str; 6] = ["uuid", "type", "usage", "billing_period", "date", "resource_uuid"];
+const FIELDS: [&str; 7] = ["uuid", "type", "usage", "billing_period", "date", "resource_uuid", "description"];
 
 /// An amount to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +58,44 @@ pub struct DailyUsage {
     pub date: Date,
     /// Its part; those of a month add up to the month's total.
     pub amount: Decimal,
+}
+
+/// A report of one resource and month.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct UsageReport<'a> {
+    /// All components of the resource, once each.
+    pub usages: &'a [Usage],
+    /// The part of each day, which late-2026 servers keep for components with a spending limit per day or week.
+    pub daily: &'a [DailyUsage],
+    /// A moment of the month, for servers that date usage; a 2024 server ignores it and files under its own month.
+    pub date: Option<Timestamp>,
+    /// A note that the server keeps with each figure and shows to people.
+    pub description: Option<&'a str>,
+}
+
+/// A time in which a resource had one plan. Servers of 2024 keep usage apart for each.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+pub struct PlanPeriod {
+    /// Since when.
+    #[serde(default, deserialize_with = "lenient::opt_time")]
+    pub start: Option<Timestamp>,
+    /// Until when; `None` for the one that goes on.
+    #[serde(default, deserialize_with = "lenient::opt_time")]
+    pub end: Option<Timestamp>,
+    /// What was reported in it for the running month.
+    #[serde(default, deserialize_with = "lenient::list")]
+    pub components: Vec<PlanUsage>,
+}
+
+/// A figure of the running month within a [`PlanPeriod`].
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PlanUsage {
+    /// Component type.
+    #[serde(default, rename = "type", deserialize_with = "lenient::text")]
+    pub kind: String,
+    /// Amount of the month so far, in the component's unit.
+    #[serde(deserialize_with = "lenient::decimal")]
+    pub usage: Decimal,
 }
 
 impl Row for ComponentUsage {
@@ -93,29 +134,34 @@ impl Client {
         Ok(rows)
     }
 
-    /// Reports totals of a month, half-up to two decimals; each replaces what was there. Send all components of a
-    /// resource in one call, once each. `date` names the month on 2026 servers; a 2024 server ignores it and files
-    /// under its own month.
+    /// Reports totals of a month, half-up to two decimals; each replaces what was there.
     ///
     /// # Errors
     /// [`Class::Refused`](crate::Class::Refused): one bad component, or a resource not in OK, Updating or Terminating,
     /// refuses the whole batch.
-    pub async fn set_usage(&self, resource: Uuid, usages: &[Usage], date: Option<Timestamp>) -> Result<()> {
-        self.set_usage_by_day(resource, usages, &[], date).await
-    }
-
-    /// Like [`Client::set_usage`], with the part of each day, which late-2026 servers keep for components with a
-    /// spending limit per day or week.
-    ///
-    /// # Errors
-    /// As [`Client::set_usage`].
-    pub async fn set_usage_by_day(&self, resource: Uuid, usages: &[Usage], daily: &[DailyUsage], date: Option<Timestamp>) -> Result<()> {
-        let mut body = report(usages, daily);
+    pub async fn report_usage(&self, resource: Uuid, report: &UsageReport<'_>) -> Result<()> {
+        let mut body = report_body(report);
         body.insert("resource".into(), resource.simple().to_string().into());
-        if let Some(date) = date {
+        if let Some(date) = report.date {
             body.insert("date".into(), Value::String(date.to_string()));
         }
         self.post("marketplace-component-usages/set_usage/", &body).await
+    }
+
+    /// [`Client::report_usage`] without anything but the figures and a date.
+    ///
+    /// # Errors
+    /// As [`Client::report_usage`].
+    pub async fn set_usage(&self, resource: Uuid, usages: &[Usage], date: Option<Timestamp>) -> Result<()> {
+        self.report_usage(resource, &UsageReport { usages, date, ..UsageReport::default() }).await
+    }
+
+    /// The times in which a resource had one plan each, with what was reported in them for the running month.
+    ///
+    /// # Errors
+    /// Any.
+    pub async fn plan_periods(&self, resource: Uuid) -> Result<Vec<PlanPeriod>> {
+        self.get(&format!("marketplace-provider-resources/{}/plan_periods/", resource.simple()), &[]).await
     }
 
     /// Reports what one API key used in a month (late 2026). Each amount replaces what was there.
@@ -124,7 +170,7 @@ impl Client {
     /// [`Class::Conflict`](crate::Class::Conflict) for a month that is over for this key, and
     /// [`Class::NoSuchRoute`](crate::Class::NoSuchRoute) on servers without it.
     pub async fn report_key_usage(&self, key: Uuid, usages: &[Usage], billing_period: Date) -> Result<()> {
-        let mut body = report(usages, &[]);
+        let mut body = report_body(&UsageReport { usages, ..UsageReport::default() });
         let month = billing_period.first_of_month().to_string();
         body.insert("billing_period".into(), month.into());
         let path = format!("marketplace-resource-api-keys/{}/report_usage/", key.simple());
@@ -132,13 +178,19 @@ impl Client {
     }
 }
 
-fn report(usages: &[Usage], daily: &[DailyUsage]) -> Map<String, Value> {
+fn report_body(report: &UsageReport<'_>) -> Map<String, Value> {
     let mut body = Map::new();
-    let total = |usage: &Usage| json!({"type": usage.kind, "amount": two_decimals(usage.amount)});
-    body.insert("usages".into(), usages.iter().map(total).collect());
-    if !daily.is_empty() {
+    let total = |usage: &Usage| {
+        let mut total = json!({"type": usage.kind, "amount": two_decimals(usage.amount)});
+        if let Some(description) = report.description {
+            total["description"] = description.into();
+        }
+        total
+    };
+    body.insert("usages".into(), report.usages.iter().map(total).collect());
+    if !report.daily.is_empty() {
         let part = |day: &DailyUsage| json!({"type": day.kind, "date": day.date.to_string(), "amount": two_decimals(day.amount)});
-        body.insert("daily_usages".into(), daily.iter().map(part).collect());
+        body.insert("daily_usages".into(), report.daily.iter().map(part).collect());
     }
     body
 }
@@ -166,6 +218,12 @@ impl crate::Error {
         };
         let places = fields.keys().filter_map(|at| at.strip_prefix("usages["));
         places.filter_map(|rest| rest.split(']').next()?.parse().ok()).collect()
+    }
+
+    /// Whether the answer points at the days of a refused report.
+    #[must_use]
+    pub fn refuses_days(&self) -> bool {
+        matches!(&self.kind, crate::ErrorKind::Status { fields, .. } if fields.keys().any(|at| at.starts_with("daily_usages")))
     }
 
     /// Whether an answer of status 400 is about this field.

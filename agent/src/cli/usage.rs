@@ -1,5 +1,10 @@
 //! `usage report`, `usage backfill` and `usage audit`.
 
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use clap::Subcommand;
 use rust_decimal::Decimal;
 use serde_json::json;
@@ -10,7 +15,7 @@ use super::print::{clean, plural, say, table};
 use crate::agent::Agent;
 use crate::domain::{BillingMonth, amount};
 use crate::usage::audit::{Audit, AuditRow};
-use crate::usage::pass::{Line, Pass, PassReport};
+use crate::usage::pass::{Line, Pass, PassReport, Progress};
 use crate::usage::report::{How, Outcome, shown_changes};
 
 /// The most months filled in at once.
@@ -19,6 +24,9 @@ const MOST_MONTHS: usize = 24;
 #[derive(Debug, Subcommand)]
 pub enum UsageCommand {
     /// Report now what Waldur does not hold yet. The running agent does the same on its beat.
+    ///
+    /// Exit code 1 where something stays unreported: a report that failed or has to wait, a month that Waldur takes nothing
+    /// for any more, a figure that is not lowered, or a part of the ledger that does not add up.
     Report {
         /// Only print what would be sent.
         #[arg(long)]
@@ -31,6 +39,8 @@ pub enum UsageCommand {
         resource: Option<Uuid>,
     },
     /// Report past months again, where the Waldur server takes them. Prints what would be sent; --apply sends it.
+    ///
+    /// Exit code 1 where something stays unreported, as for `usage report`.
     Backfill {
         /// The first month, as 2026-10.
         #[arg(long, value_name = "YYYY-MM")]
@@ -83,7 +93,7 @@ pub async fn run(agent: &Agent, command: UsageCommand) -> Result<(), Problem> {
     match command {
         UsageCommand::Report { dry_run, allow_decrease, resource } => {
             let how = How { dry_run, allow_decrease, final_usage: false };
-            let report = agent.usage_pass(&Pass { how, only: resource, months: None }).await?;
+            let report = agent.usage_pass(&Pass { how, only: resource, ..Pass::default() }).await?;
             known(agent, resource, &report)?;
             print_pass(&report)?;
             verdict(&[report])
@@ -139,9 +149,11 @@ async fn backfill(agent: &Agent, from: BillingMonth, to: BillingMonth, resource:
         });
     }
     let mut reports = Vec::new();
+    let mut bar = Bar::new(std::io::stderr());
     for (n, month) in months.iter().enumerate() {
         say(format_args!("[{}/{}] {month}", n + 1, months.len()))?;
-        let report = agent.usage_pass(&Pass { how, only: resource, months: Some(vec![*month]) }).await?;
+        let pass = Pass { how, only: resource, months: Some(vec![*month]), ..Pass::default() };
+        let report = bar.watch(agent, pass, &format!("[{}/{}] {month}", n + 1, months.len())).await?;
         known(agent, resource, &report)?;
         print_pass(&report)?;
         reports.push(report);
@@ -149,7 +161,64 @@ async fn backfill(agent: &Agent, from: BillingMonth, to: BillingMonth, resource:
     if how.dry_run && reports.iter().any(|report| report.lines.iter().any(|line| matches!(line.outcome, Ok(Outcome::Would(_))))) {
         say("nothing was sent; add --apply to send it")?;
     }
+    if !how.dry_run && agent.conditions.holds("usage-misfiled") {
+        say(format_args!("Waldur filed a past month under {current}; {current} is reported anew"))?;
+        let report = agent.usage_pass(&Pass { how, only: resource, months: Some(vec![current]), ..Pass::default() }).await?;
+        print_pass(&report)?;
+        reports.push(report);
+    }
     verdict(&reports)
+}
+
+/// A line on a terminal that says how far a pass has come. Elsewhere nothing is written.
+struct Bar<W> {
+    to: W,
+    shown: bool,
+}
+
+impl<W: Write + IsTerminal> Bar<W> {
+    fn new(to: W) -> Self {
+        let shown = to.is_terminal();
+        Self { to, shown }
+    }
+}
+
+impl<W: Write> Bar<W> {
+    /// Makes the pass, and says meanwhile how far it is.
+    async fn watch(&mut self, agent: &Agent, pass: Pass, title: &str) -> Result<PassReport, Problem> {
+        let progress = Arc::new(Progress::default());
+        let pass = Pass { progress: Some(Arc::clone(&progress)), ..pass };
+        let mut passing = std::pin::pin!(agent.usage_pass(&pass));
+        let report = loop {
+            self.draw(title, progress.done.load(Ordering::Relaxed), progress.of.load(Ordering::Relaxed));
+            tokio::select! {
+                report = &mut passing => break report,
+                () = agent.clock.sleep(Duration::from_millis(200)) => {}
+            }
+        };
+        self.wipe();
+        Ok(report?)
+    }
+
+    /// Nobody fails for want of a progress bar.
+    fn draw(&mut self, title: &str, done: usize, of: usize) {
+        if self.shown {
+            let words = if of == 0 { "reading the ledger".to_owned() } else { format!("{done} of {}", plural(of, "resource")) };
+            let _ = write!(self.to, "\r\x1b[K{title}  {}  {words}", filled(done, of)).and_then(|()| self.to.flush());
+        }
+    }
+
+    fn wipe(&mut self) {
+        if self.shown {
+            let _ = write!(self.to, "\r\x1b[K").and_then(|()| self.to.flush());
+        }
+    }
+}
+
+fn filled(done: usize, of: usize) -> String {
+    const WIDTH: usize = 24;
+    let part = done.min(of).saturating_mul(WIDTH).checked_div(of).unwrap_or(0);
+    format!("[{}{}]", "#".repeat(part), "-".repeat(WIDTH - part))
 }
 
 fn print_pass(report: &PassReport) -> Result<(), Problem> {
@@ -200,15 +269,23 @@ fn told(line: &Line) -> Option<String> {
 
 fn verdict(reports: &[PassReport]) -> Result<(), Problem> {
     let lines = || reports.iter().flat_map(|report| &report.lines);
-    let failures = lines().filter(|line| line.outcome.is_err()).count();
-    let lower = lines().filter(|line| !line.lower.is_empty()).count();
-    let withheld: usize = reports.iter().map(|report| report.withheld.len()).sum();
-    if failures + lower + withheld == 0 {
-        return Ok(());
-    }
-    Err(failed(format!(
-        "{failures} failed, {lower} with figures that are higher in Waldur than in the ledger (look with `usage audit`, then --allow-decrease), {withheld} parts of the ledger withheld"
-    )))
+    let count = |what: fn(&Line) -> bool| lines().filter(|line| what(line)).count();
+    let sum = |what: fn(&PassReport) -> usize| reports.iter().map(what).sum::<usize>();
+    let discarded = reports.iter().filter(|report| report.discarded).count();
+    let left = [
+        (count(|line| line.outcome.is_err()), "failed"),
+        (count(|line| matches!(line.outcome, Ok(Outcome::State(_) | Outcome::Waits(_)))), "have to wait"),
+        (count(|line| matches!(line.outcome, Ok(Outcome::Closed { .. }))), "of a month that Waldur takes nothing for any more"),
+        (
+            count(|line| !line.lower.is_empty()),
+            "with figures that are higher in Waldur than in the ledger (look with `usage audit`, then --allow-decrease)",
+        ),
+        (sum(|report| report.withheld.len()), "parts of the ledger withheld"),
+        (sum(|report| report.merged.len()), "parts of the ledger not told apart"),
+        (discarded, "given up since the month ended meanwhile; run it again"),
+    ];
+    let words: Vec<String> = left.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    if words.is_empty() { Ok(()) } else { Err(failed(format!("not all is reported: {}", words.join(", ")))) }
 }
 
 fn exact(value: Decimal) -> String {
@@ -310,4 +387,28 @@ fn as_csv(audit: &Audit) -> String {
         lines.push(cells.join(","));
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_bar_is_drawn_over_and_wiped_and_nothing_is_written_where_nobody_looks() {
+        let mut bar = Bar { to: Vec::new(), shown: true };
+        bar.draw("[1/2] 2026-10", 0, 0);
+        bar.draw("[1/2] 2026-10", 3, 4);
+        bar.wipe();
+        let text = String::from_utf8(bar.to).unwrap();
+        assert!(text.starts_with("\r\x1b[K[1/2] 2026-10  [------------------------]  reading the ledger\r"), "{text:?}");
+        assert!(text.contains("[##################------]  3 of 4 resources"), "{text:?}");
+        assert!(text.ends_with("\r\x1b[K") && !text.contains('\n'), "{text:?}");
+
+        let mut nobody = Bar { to: Vec::new(), shown: false };
+        nobody.draw("x", 1, 2);
+        nobody.wipe();
+        assert_eq!(nobody.to, Vec::<u8>::new());
+        assert_eq!((filled(5, 4), filled(1, 1)), (filled(4, 4), format!("[{}]", "#".repeat(24))));
+    }
 }

@@ -57,15 +57,13 @@ impl BillingMonth {
         TimeZone::UTC.to_timestamp(self.first.to_datetime(jiff::civil::Time::midnight())).unwrap_or(Timestamp::MIN)
     }
 
-    /// The months from that of `from` to that of `to`, both included, at most 24.
+    /// The months from that of `from` to that of `to`, both included, oldest first. Of more than 24 the newest.
     #[must_use]
     pub fn span(from: Timestamp, to: Timestamp) -> Vec<Self> {
-        let (mut month, last) = (Self::of(from), Self::of(to));
-        let mut months = vec![month];
-        while month < last && months.len() < 24 {
-            month = month.next();
-            months.push(month);
-        }
+        let first = Self::of(from);
+        let mut months: Vec<Self> =
+            std::iter::successors(Some(Self::of(to)), |month| (*month > first).then(|| month.previous())).take(24).collect();
+        months.reverse();
         months
     }
 }
@@ -120,6 +118,8 @@ mod tests {
         let over_new_year = BillingMonth::span(at("2026-12-31T23:59:00Z"), at("2027-01-01T00:01:00Z"));
         assert_eq!(over_new_year.iter().map(ToString::to_string).collect::<Vec<_>>(), ["2026-12", "2027-01"]);
         assert_eq!(BillingMonth::span(at("2027-01-02T00:00:00Z"), at("2026-12-01T00:00:00Z")).len(), 1);
+        let long = BillingMonth::span(at("2020-01-02T00:00:00Z"), at("2026-12-01T00:00:00Z"));
+        assert_eq!((long.len(), long[0].to_string(), long[23].to_string()), (24, "2025-01".into(), "2026-12".into()));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub use registration::{Difference, Registration, Registry, deployment_id, differ
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{
     Amounts, Decision, Filing, Ledger, Log, LoggedDay, Lower, ModelTotals, Proven, TeamUse, Totals, Upstreams, Withheld, component_amounts,
-    daily_amounts, decide, filing, usable_components,
+    daily_amounts, decide, filing, is_over, usable_components,
 };
 
 /// Everything known about one resource at one moment.

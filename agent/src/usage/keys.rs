@@ -2,15 +2,33 @@
 //! billed by itself.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use uuid::Uuid;
 use waldur_client::{ApiKey, ApiKeyFilter, Class, Usage};
 
 use super::report::Seller;
 use crate::agent::{Agent, Failure};
+use crate::clock::after;
 use crate::domain::BillingMonth;
 use crate::features::Feature;
+use crate::gate::Peer;
 use crate::plan::{TeamUse, component_amounts};
+
+/// Figures of a running month that Waldur refused are told again after so long, or when they change.
+const REFUSED_FOR: Duration = Duration::from_secs(3600);
+
+/// What became of the last report for an API key and month.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// Waldur took it.
+    Taken(Vec<Usage>),
+    /// Waldur refused it, then.
+    Refused(Vec<Usage>, Timestamp),
+    /// The month is over for this key.
+    Closed,
+}
 
 impl Agent {
     /// Reports what each key of a resource used in a month. `keys` are those Waldur knows, where they were read already.
@@ -37,6 +55,7 @@ impl Agent {
                 &read
             }
         };
+        let mut refused: Vec<&str> = Vec::new();
         for key in keys.iter().filter(|key| key.resource.is_none_or(|of| of == resource)) {
             let Some(models) = used.keys.get(&key.client_id) else { continue };
             // Whose calls they are is not known by key either.
@@ -48,27 +67,45 @@ impl Agent {
             let amounts = component_amounts(models, &seller.usable, seller.token_unit, &untold, false);
             let usages: Vec<Usage> = amounts.by_kind.into_iter().map(|(kind, amount)| Usage { kind, amount }).collect();
             let at = (key.uuid, month);
-            if usages.is_empty() || self.memory().usage.keys.get(&at).is_some_and(|sent| sent.is_empty() || *sent == usages) {
+            let now = self.clock.now();
+            let refused_before = match self.memory().usage.keys.get(&at) {
+                Some(Told::Closed) => continue,
+                Some(Told::Taken(sent)) if *sent == usages => continue,
+                Some(Told::Refused(sent, when)) => *sent == usages && *when <= now && now < after(*when, REFUSED_FOR),
+                _ => false,
+            };
+            if refused_before {
+                refused.push(key.client_id.as_str());
+                continue;
+            }
+            if usages.is_empty() {
                 continue;
             }
             self.must_lead()?;
             match self.waldur.report_key_usage(key.uuid, &usages, month.first_day()).await {
                 Ok(()) => {
                     self.features.learn(Feature::KeyUsage, true);
-                    self.memory().usage.keys.insert(at, usages);
+                    self.memory().usage.keys.insert(at, Told::Taken(usages));
                 }
                 Err(error) if error.class() == Class::NoSuchRoute => {
                     self.features.learn(Feature::KeyUsage, false);
                     return Ok(());
                 }
-                // The month is over for this key; it stays as it was reported last.
                 Err(error) if matches!(error.class(), Class::Conflict | Class::Refused) => {
-                    tracing::info!(client_id = key.client_id, %month, "Waldur takes no usage of this key for this month: {error}");
-                    self.memory().usage.keys.insert(at, Vec::new());
+                    // A month that is over stays as it was reported last; the running one is tried again.
+                    let over = month < BillingMonth::of(now);
+                    tracing::info!(client_id = key.client_id, %month, over, "Waldur takes no usage of this key: {error}");
+                    if !over {
+                        refused.push(key.client_id.as_str());
+                    }
+                    self.memory().usage.keys.insert(at, if over { Told::Closed } else { Told::Refused(usages, now) });
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        if refused.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::Refused { peer: Peer::Waldur, message: format!("Waldur refuses the usage of {}", refused.join(", ")) })
     }
 }

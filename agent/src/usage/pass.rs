@@ -1,9 +1,12 @@
 //! The usage pass: the rows of all teams are read once, and every resource whose figures changed is reported.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
+use jiff::Timestamp;
 use litellm_client::Counts;
 use rust_decimal::Decimal;
 use uuid::Uuid;
@@ -29,7 +32,8 @@ const BELIEVED_FOR: Duration = Duration::from_secs(3600);
 const STATES: [ResourceState; 4] = [ResourceState::Ok, ResourceState::Updating, ResourceState::Terminating, ResourceState::Erred];
 
 /// Conditions with a resource and a month as their subject.
-const BY_MONTH: [&str; 5] = ["usage-lower", "usage-unreported", "usage-waits", "usage-refused", "usage-without-component"];
+const BY_MONTH: [&str; 6] =
+    ["usage-lower", "usage-unreported", "usage-waits", "usage-refused", "usage-without-component", "usage-misfiled"];
 
 /// What a pass is to do.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +44,19 @@ pub struct Pass {
     pub only: Option<Uuid>,
     /// Only these months; else the running one, and the one before while late rows can come.
     pub months: Option<Vec<BillingMonth>>,
+    /// How far it has come, for whoever watches.
+    pub progress: Option<Arc<Progress>>,
+    /// The agent's own beat: what it finds is remembered, and a month that ended unseen is looked at once.
+    pub beat: bool,
+}
+
+/// How far a pass has come, in resources and months that differ from what Waldur holds.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Looked at.
+    pub done: AtomicUsize,
+    /// Known so far.
+    pub of: AtomicUsize,
 }
 
 /// One resource and month of a pass.
@@ -112,7 +129,7 @@ impl Agent {
     pub async fn usage_beat(&self) -> Result<PassReport, Failure> {
         const UNREAD: &str = "usage-unread";
         let began = self.clock.now();
-        let result = self.usage_pass(&Pass::default()).await;
+        let result = self.usage_pass(&Pass { beat: true, ..Pass::default() }).await;
         let outcome = match &result {
             Ok(report) if report.discarded => "discarded",
             Ok(report) if report.failures().next().is_some() => "partly",
@@ -166,11 +183,10 @@ impl Agent {
     pub async fn usage_pass(&self, pass: &Pass) -> Result<PassReport, Failure> {
         let now = self.clock.now();
         let current = BillingMonth::of(now);
-        let late = Duration::from_secs(86_400).saturating_mul(self.config.usage.late_days);
-        let months = pass.months.clone().unwrap_or_else(|| {
-            let before = (now < after(current.start(), late)).then(|| current.previous());
-            before.into_iter().chain([current]).collect()
-        });
+        let mut months = pass.months.clone().unwrap_or_else(|| self.open_months(now));
+        if pass.beat && !months.contains(&current.previous()) && self.must_look_back(now) {
+            months.insert(0, current.previous());
+        }
         let mut report = PassReport { months: months.clone(), ..PassReport::default() };
         let (Some(first), Some(last)) = (months.iter().min(), months.iter().max()) else { return Ok(report) };
         let mut sellers = Vec::new();
@@ -186,6 +202,9 @@ impl Agent {
         }
         self.note_answer(Peer::Waldur);
         if sellers.is_empty() {
+            if pass.beat {
+                self.close_months(now, &report).await;
+            }
             return Ok(report);
         }
         let team = pass.only.map(team_id);
@@ -207,6 +226,7 @@ impl Agent {
             self.forget_months(&months);
             self.forget_logged(first.first_day());
         }
+        self.forget_refused();
         for (seller, resources) in &sellers {
             let keys = self.keys_to_report(seller).await.unwrap_or_else(|failure| {
                 tracing::warn!("the keys that Waldur knows cannot be listed, so usage by key waits: {failure}");
@@ -225,6 +245,9 @@ impl Agent {
                     if !pass.how.dry_run && !pass.how.allow_decrease && self.is_proven(resource.uuid, *month, &amounts) {
                         continue;
                     }
+                    if pass.beat {
+                        self.owe(resource.uuid, *month, &amounts);
+                    }
                     due.push(Due { resource: resource.clone(), amounts, used });
                 }
                 let (due, equal) = self.differing(seller, *month, due, pass.how).await?;
@@ -237,8 +260,17 @@ impl Agent {
                 // Whether the server dates usage shows with the first figure of a past month; the others wait for it.
                 let sure = *month == current || self.features.known(Feature::DatedUsage) == Some(true);
                 let at_once = if sure { AT_ONCE } else { 1 };
+                if let Some(progress) = &pass.progress {
+                    progress.of.fetch_add(due.len(), Ordering::Relaxed);
+                }
                 let lines: Vec<Option<Line>> = futures::stream::iter(due)
-                    .map(|due| self.report_due(seller, *month, current, due, keys.as_deref(), pass.how))
+                    .map(|due| async {
+                        let line = self.report_due(seller, *month, now, due, keys.as_deref(), pass.how).await;
+                        if let Some(progress) = &pass.progress {
+                            progress.done.fetch_add(1, Ordering::Relaxed);
+                        }
+                        line
+                    })
                     .buffer_unordered(at_once)
                     .collect()
                     .await;
@@ -246,6 +278,10 @@ impl Agent {
             }
         }
         report.lines.sort_by_key(|line| (line.month, line.resource));
+        if pass.beat {
+            self.note_refused();
+            self.close_months(now, &report).await;
+        }
         Ok(report)
     }
 
@@ -266,6 +302,7 @@ impl Agent {
             let decision = decide(&due.amounts, held.get(&due.resource.uuid).unwrap_or(&nothing), &seller.usable, how.allow_decrease);
             if decision.send.is_empty() && decision.lower.is_empty() && due.amounts.homeless.is_empty() {
                 self.prove(due.resource.uuid, month, &due.amounts);
+                self.paid(due.resource.uuid, month, None);
                 equal.push(due);
             } else {
                 differ.push(due);
@@ -278,7 +315,7 @@ impl Agent {
         &self,
         seller: &Seller,
         month: BillingMonth,
-        current: BillingMonth,
+        began: Timestamp,
         due: Due,
         keys: Option<&[ApiKey]>,
         how: How,
@@ -287,11 +324,15 @@ impl Agent {
         let id = resource.uuid;
         // Waldur files under its own now: a report that was read in one month is not sent in another. And one peer that is
         // down need not fail once per resource.
-        if BillingMonth::of(self.clock.now()) != current || self.gates.closed().contains(&Peer::Waldur) {
+        if BillingMonth::of(self.clock.now()) != BillingMonth::of(began) || self.gates.closed().contains(&Peer::Waldur) {
             return None;
         }
         // Somebody works on it, maybe its final usage; the next pass looks again.
         let _busy = self.schedule.take(id)?;
+        // It may have ended meanwhile, and then this is an older reading than its final usage.
+        if self.memory().usage.finals.get(&id).is_some_and(|at| *at >= began) {
+            return None;
+        }
         let reported = async {
             let reported = self.report(seller, &resource, month, &amounts, &used.days, how).await?;
             if !how.dry_run && takes_usage(&resource.state) {
@@ -435,6 +476,11 @@ impl Agent {
         memory.usage.proven.retain(|(_, month), _| months.contains(month));
         memory.usage.closed.retain(|(_, month), _| months.contains(month));
         memory.usage.keys.retain(|(_, month), _| months.contains(month));
+        memory.usage.plans.retain(|_, plans| plans.is_of(months));
+        memory.usage.unbilled.retain(|(_, month)| months.contains(month));
+        memory.usage.sending.retain(|(_, month)| months.contains(month));
+        let now = self.clock.now();
+        memory.usage.finals.retain(|_, at| now < after(*at, BELIEVED_FOR));
         drop(memory);
         for (name, subject, _) in self.conditions.all() {
             let over = |month: &str| month.parse::<BillingMonth>().is_ok_and(|month| !months.contains(&month));

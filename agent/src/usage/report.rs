@@ -1,6 +1,6 @@
 //! Tells Waldur the usage of one resource and month: compared first, sent once, read back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::time::Duration;
 
@@ -8,19 +8,22 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use rust_decimal::Decimal;
 use uuid::Uuid;
-use waldur_client::{Class, DailyUsage, Resource, ResourceState, Usage};
+use waldur_client::{Class, DailyUsage, Resource, ResourceState, Usage, UsageReport};
 
+use super::plans::rest;
 use crate::agent::{Agent, Failure};
 use crate::clock::after;
 use crate::domain::BillingMonth;
 use crate::features::Feature;
 use crate::gate::Peer;
-use crate::plan::{Amounts, Decision, Filing, Lower, ModelTotals, daily_amounts, decide, filing};
+use crate::plan::{Amounts, Decision, Filing, Lower, ModelTotals, daily_amounts, decide, filing, is_over};
 
 /// A component that Waldur refused is left out for so long; the offering may change.
 const REFUSED_FOR: Duration = Duration::from_secs(3600);
 /// Most calls spent on finding which component of a batch Waldur refuses.
 const MOST_TRIES: usize = 40;
+/// Figures that were sent for another month than Waldur filed them under.
+const MISFILED: &str = "usage-misfiled";
 /// Answers take seconds, and clocks drift by less.
 const CLOCKS_MAY_DIFFER: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 
@@ -100,6 +103,25 @@ pub struct Reported {
     pub refused: Vec<String>,
 }
 
+/// What Waldur holds for a resource and month.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held {
+    /// By component, over all plans that the resource had in the month.
+    pub by_kind: BTreeMap<String, Decimal>,
+    /// Components whose figure was sent for another month, and for which: this server ignored the date.
+    misfiled: BTreeMap<String, BillingMonth>,
+    /// There are figures of several plans.
+    pub many_plans: bool,
+}
+
+/// How a figure with a date is marked, so that one that a server files under another month is known for what it is, also by
+/// another process.
+fn mark(month: BillingMonth) -> String {
+    format!("{MARK}{month}")
+}
+
+const MARK: &str = "usage of ";
+
 impl Agent {
     /// Reports one month of one resource. The caller holds the resource: a report that was computed from an older reading
     /// must not overtake a newer one.
@@ -114,26 +136,51 @@ impl Agent {
     ) -> Result<Reported, Failure> {
         let id = resource.uuid;
         let held = self.held(id, month).await?;
-        // What was filed here by mistake is taken out again.
-        let misfiled = month == BillingMonth::of(self.clock.now()) && self.memory().usage.misfiled.contains(&id);
-        let mut decision = decide(amounts, &held, &seller.usable, how.allow_decrease || misfiled);
-        self.note_lower(id, month, &decision);
+        // What was filed here by mistake counts as not there, whatever of the month is known.
+        let ledger = |kind: &str| amounts.by_kind.get(kind).copied().unwrap_or_default();
+        let wrong: BTreeSet<String> = held
+            .misfiled
+            .keys()
+            .filter(|kind| seller.usable.contains(*kind) && held.by_kind.get(*kind).is_some_and(|value| *value > ledger(kind)))
+            .cloned()
+            .collect();
+        let (unknown, wrong): (BTreeSet<String>, BTreeSet<String>) = wrong.into_iter().partition(|kind| amounts.unknown.contains(kind));
+        self.note_misfiled(id, month, &held, &wrong, &unknown);
+        if !wrong.is_empty() {
+            self.features.learn(Feature::DatedUsage, false);
+        }
+        let mut believed = held.by_kind.clone();
+        believed.retain(|kind, _| !wrong.contains(kind));
+        let mut decision = decide(amounts, &believed, &seller.usable, false);
+        let mut ends = false;
+        if how.allow_decrease && !decision.lower.is_empty() {
+            // Its final usage may have been told since it was listed, and this is an older reading.
+            ends = self.waldur.resource(id).await?.state == ResourceState::Terminating;
+            if !ends {
+                decision = decide(amounts, &believed, &seller.usable, true);
+            }
+        }
+        let told: BTreeSet<&String> = decision.send.iter().map(|usage| &usage.kind).collect();
+        let nothing: Vec<Usage> =
+            wrong.iter().filter(|kind| !told.contains(kind)).map(|kind| Usage { kind: kind.clone(), amount: ledger(kind) }).collect();
+        decision.send.extend(nothing);
+        self.note_lower(id, month, &decision, ends);
         let lower = std::mem::take(&mut decision.lower);
         let wanted = if how.final_usage { decision.send.clone() } else { Vec::new() };
-        let outcome = self.tell(seller, resource, month, amounts, days, (decision, held.clone()), how).await?;
+        let outcome = self.tell(seller, resource, month, amounts, days, (decision, &held), how).await?;
         let refused = match &outcome {
             Outcome::Sent(_) => {
                 let memory = self.memory();
                 let refused = |usage: &Usage| {
-                    memory.usage.refused.contains_key(&(seller.offering, usage.kind.clone()))
-                        && held.get(&usage.kind) != Some(&usage.amount)
+                    [seller.offering, id].iter().any(|of| memory.usage.refused.contains_key(&(*of, usage.kind.clone())))
+                        && held.by_kind.get(&usage.kind) != Some(&usage.amount)
                 };
                 wanted.into_iter().filter(refused).map(|usage| usage.kind).collect()
             }
             _ => Vec::new(),
         };
-        if misfiled && matches!(outcome, Outcome::Equal | Outcome::Sent(_)) {
-            self.memory().usage.misfiled.remove(&id);
+        if matches!(outcome, Outcome::Sent(_)) && unknown.is_empty() {
+            self.conditions.clear(MISFILED, format!("{} {month}", id.simple()));
         }
         Ok(Reported { outcome, lower, refused })
     }
@@ -146,22 +193,23 @@ impl Agent {
         month: BillingMonth,
         amounts: &Amounts,
         days: &BTreeMap<Date, BTreeMap<String, ModelTotals>>,
-        (mut decision, held): (Decision, BTreeMap<String, Decimal>),
+        (mut decision, held): (Decision, &Held),
         how: How,
     ) -> Result<Outcome, Failure> {
         let id = resource.uuid;
         // What is left out of a final usage is left out for ever: there it is tried again, and a refusal is told.
         let differs = !decision.send.is_empty();
         if !how.final_usage {
-            self.leave_out_refused(seller.offering, &mut decision, &held);
+            self.leave_out_refused(seller.offering, id, &mut decision, held);
         }
         if decision.send.is_empty() {
             if !differs {
                 self.prove(id, month, amounts);
+                self.paid(id, month, None);
             }
             return Ok(Outcome::Equal);
         }
-        let changes = changes(&decision, &held);
+        let changes = changes(&decision, held);
         if !takes_usage(&resource.state) {
             return Ok(Outcome::State(resource.state.clone()));
         }
@@ -186,13 +234,29 @@ impl Agent {
                 return Ok(Outcome::Closed { why: "this Waldur takes no usage for a month that has ended".into(), unsent: changes });
             }
         };
+        let past = month < BillingMonth::of(now);
+        if past && held.many_plans && self.features.known(Feature::PlanSplit) != Some(true) {
+            let why = "the plan of the resource changed in that month, and Waldur no longer shows which figure belongs to which";
+            return Ok(Outcome::Closed { why: why.into(), unsent: changes });
+        }
         if how.dry_run {
             return Ok(Outcome::Would(changes));
         }
         self.must_lead()?;
+        let earlier = if past { BTreeMap::new() } else { self.earlier_plans(resource, month, held).await? };
+        let splits = earlier.is_empty() || self.splits_plans(id).await?;
+        let totals = decision.send;
         let daily = daily_of(seller, days, amounts);
-        let past = month < BillingMonth::of(now);
-        let sent = match self.send(seller.offering, id, decision.send, &daily, date, past).await? {
+        // What is marked for another month is marked anew.
+        let note = (date.is_some() || !held.misfiled.is_empty()).then(|| mark(month));
+        let call = Call { offering: seller.offering, resource: id, daily: &daily, date, note: note.as_deref(), past };
+        let send = if splits { totals.clone() } else { rest(&totals, &earlier) };
+        self.memory().usage.sending.insert((id, month));
+        let sending = self.send(&call, send).await;
+        if matches!(sending, Ok(Sending::Closed(_)) | Err(Failure::Refused { .. })) {
+            self.memory().usage.sending.remove(&(id, month));
+        }
+        let sent = match sending? {
             Sending::Sent(sent) => sent,
             Sending::Closed(why) => {
                 tracing::warn!(resource = %id.simple(), %month, "Waldur takes no usage of {month} any more; it is not tried again: {why}");
@@ -200,12 +264,28 @@ impl Agent {
                 return Ok(Outcome::Closed { why, unsent: changes });
             }
         };
-        let shown = self.held(id, month).await?;
+        let sent: Vec<Usage> = totals.iter().filter(|total| sent.iter().any(|usage| usage.kind == total.kind)).cloned().collect();
+        let mut shown = self.held(id, month).await?;
+        let holds = |shown: &Held, usages: &[Usage]| usages.iter().all(|usage| shown.by_kind.get(&usage.kind) == Some(&usage.amount));
+        if !earlier.is_empty() && !holds(&shown, &sent) {
+            // This server does with earlier plans what the others do not.
+            let (other, instead) = match splits {
+                true => (doubled(&sent, &earlier), rest(&sent, &earlier)),
+                false => (rest(&sent, &earlier), sent.clone()),
+            };
+            if holds(&shown, &other) {
+                self.features.learn(Feature::PlanSplit, !splits);
+                self.send(&call, instead).await?;
+                shown = self.held(id, month).await?;
+            }
+        } else if !earlier.is_empty() {
+            self.features.learn(Feature::PlanSplit, splits);
+        }
         let missing: Vec<&str> =
-            sent.iter().filter(|usage| shown.get(&usage.kind) != Some(&usage.amount)).map(|usage| usage.kind.as_str()).collect();
+            sent.iter().filter(|usage| shown.by_kind.get(&usage.kind) != Some(&usage.amount)).map(|usage| usage.kind.as_str()).collect();
         if !missing.is_empty() {
             if date.is_some() {
-                self.look_for_misfiled(id, &sent).await?;
+                self.look_for_misfiled(id, month, BillingMonth::of_date(now.to_zoned(zone).date())).await?;
             }
             let message = format!(
                 "usage of {month} was sent for resource {} but Waldur does not show it for {}; does its clock and `waldur.zone` agree with ours?",
@@ -215,12 +295,13 @@ impl Agent {
             self.conditions.raise("usage-not-shown", id.simple(), &message);
             return Err(Failure::Transient { peer: Peer::Waldur, message, retry_after: None, unreachable: false });
         }
-        if date.is_some() {
+        // What a server shows under a month that runs there says nothing about dates.
+        if date.is_some() && is_over(month, now, &zone, self.config.usage.month_guard) {
             self.features.learn(Feature::DatedUsage, true);
         }
         self.conditions.clear("usage-not-shown", id.simple());
         self.prove(id, month, amounts);
-        metrics::counter!("llm_access_usage_reported_total").increment(1);
+        self.paid(id, month, (sent.len() < totals.len()).then_some(sent.as_slice()));
         tracing::info!(resource = %id.simple(), %month, components = sent.len(), "{} reported and read back: {}", if how.final_usage { "final usage" } else { "usage" }, shown_changes(&changes));
         Ok(Outcome::Sent(changes))
     }
@@ -238,12 +319,17 @@ impl Agent {
         theirs
     }
 
-    /// What Waldur holds for a resource and month, by component.
-    pub(crate) async fn held(&self, resource: Uuid, month: BillingMonth) -> Result<BTreeMap<String, Decimal>, Failure> {
+    /// What Waldur holds for a resource and month.
+    pub(crate) async fn held(&self, resource: Uuid, month: BillingMonth) -> Result<Held, Failure> {
         let rows = self.waldur.usages(resource, month.first_day()).await?;
-        let mut held = BTreeMap::new();
+        let mut held = Held::default();
         for row in rows {
-            hold(&mut held, row.kind, row.usage);
+            let meant = row.description.strip_prefix(MARK).and_then(|meant| meant.parse::<BillingMonth>().ok());
+            if let Some(meant) = meant.filter(|meant| *meant != month) {
+                held.misfiled.insert(row.kind.clone(), meant);
+            }
+            held.many_plans |= held.by_kind.contains_key(&row.kind);
+            hold(&mut held.by_kind, row.kind, row.usage);
         }
         Ok(held)
     }
@@ -254,20 +340,44 @@ impl Agent {
     }
 
     /// A dated figure is not where it belongs. Either the call came to nothing, or the server ignored its date and filed it
-    /// under the running month: then it is one that does not date usage, and the running month's own figure is set again.
-    async fn look_for_misfiled(&self, resource: Uuid, sent: &[Usage]) -> Result<(), Failure> {
-        let running = self.held(resource, BillingMonth::of(self.clock.now())).await?;
-        if sent.iter().all(|usage| running.get(&usage.kind) == Some(&usage.amount)) {
-            tracing::error!(resource = %resource.simple(), "Waldur filed the usage of a past month under the running one; it is set right, and nothing of a past month is sent any more");
+    /// under its running month: then it is one that does not date usage, and that month's report sets its own figure right.
+    async fn look_for_misfiled(&self, resource: Uuid, month: BillingMonth, running: BillingMonth) -> Result<(), Failure> {
+        let held = self.held(resource, running).await?;
+        if running != month && held.misfiled.values().any(|meant| *meant == month) {
             self.features.learn(Feature::DatedUsage, false);
-            let mut memory = self.memory();
-            memory.usage.misfiled.insert(resource);
-            memory.usage.proven.retain(|(of, _), _| *of != resource);
+            self.memory().usage.proven.retain(|(of, _), _| *of != resource);
+            self.note_misfiled(resource, running, &held, &held.misfiled.keys().cloned().collect(), &BTreeSet::new());
         }
         Ok(())
     }
 
-    fn note_lower(&self, resource: Uuid, month: BillingMonth, decision: &Decision) {
+    /// Says which figures of a month were sent for another one: `wrong` ones are set right, `unknown` ones nobody can.
+    fn note_misfiled(&self, resource: Uuid, month: BillingMonth, held: &Held, wrong: &BTreeSet<String>, unknown: &BTreeSet<String>) {
+        let subject = format!("{} {month}", resource.simple());
+        if wrong.is_empty() && unknown.is_empty() {
+            self.conditions.clear(MISFILED, subject);
+            return;
+        }
+        let figure = |kind: &String| {
+            let (value, meant) = (held.by_kind.get(kind).copied().unwrap_or_default(), held.misfiled.get(kind));
+            format!("{kind} {value:.2}{}", meant.map(|meant| format!(" of {meant}")).unwrap_or_default())
+        };
+        let list = |kinds: &BTreeSet<String>| kinds.iter().map(figure).collect::<Vec<_>>().join(", ");
+        let mut words = Vec::new();
+        if !wrong.is_empty() {
+            words.push(format!("{} is replaced by what the ledger shows with the next report of {month}", list(wrong)));
+        }
+        if !unknown.is_empty() {
+            words.push(format!("{} stays, since the gateway does not tell what that model used; set it by hand", list(unknown)));
+        }
+        self.conditions.raise(
+            MISFILED,
+            subject,
+            format!("{month}: Waldur ignored the date of usage and filed it under this month: {}", words.join("; ")),
+        );
+    }
+
+    fn note_lower(&self, resource: Uuid, month: BillingMonth, decision: &Decision, ends: bool) {
         const NAME: &str = "usage-lower";
         let subject = format!("{} {month}", resource.simple());
         if decision.lower.is_empty() {
@@ -279,55 +389,45 @@ impl Agent {
             .iter()
             .map(|Lower { kind, held, ledger }| format!("{kind}: Waldur holds {held:.2}, the ledger shows {ledger:.2}"))
             .collect();
-        self.conditions.raise(
-            NAME,
-            subject,
-            format!("{month}: {}; a figure in Waldur is not lowered by itself. Look with `usage audit --month {month}`, then `usage report --allow-decrease`", figures.join("; ")),
-        );
+        let cure = if ends {
+            "the resource is being ended, and its final usage is not lowered; wait for its end".to_owned()
+        } else {
+            format!(
+                "a figure in Waldur is not lowered by itself. Look with `usage audit --month {month}`, then `usage report --allow-decrease`"
+            )
+        };
+        self.conditions.raise(NAME, subject, format!("{month}: {}; {cure}", figures.join("; ")));
     }
 
     /// Components that Waldur refused a while ago stay as they are.
-    fn leave_out_refused(&self, offering: Uuid, decision: &mut Decision, held: &BTreeMap<String, Decimal>) {
-        let now = self.clock.now();
+    fn leave_out_refused(&self, offering: Uuid, resource: Uuid, decision: &mut Decision, held: &Held) {
         let mut memory = self.memory();
-        memory.usage.refused.retain(|_, at| after(*at, REFUSED_FOR) > now);
-        if memory.usage.refused.is_empty() {
-            return;
-        }
-        decision.send.retain(|usage| !memory.usage.refused.contains_key(&(offering, usage.kind.clone())));
-        if decision.send.iter().all(|usage| held.get(&usage.kind) == Some(&usage.amount)) {
+        forget_refusals(&mut memory.usage.refused, self.clock.now());
+        let refused = |kind: &str| [offering, resource].iter().any(|of| memory.usage.refused.contains_key(&(*of, kind.to_owned())));
+        let before = decision.send.len();
+        decision.send.retain(|usage| !refused(&usage.kind));
+        let same = |usage: &Usage| held.by_kind.get(&usage.kind) == Some(&usage.amount);
+        if decision.send.len() < before && decision.send.iter().all(same) {
             decision.send.clear();
         }
     }
 
     /// Sends all components in one batch. One that Waldur refuses spoils the batch: it is found, named and left out.
-    async fn send(
-        &self,
-        offering: Uuid,
-        resource: Uuid,
-        usages: Vec<Usage>,
-        daily: &[DailyUsage],
-        date: Option<jiff::Timestamp>,
-        past: bool,
-    ) -> Result<Sending, Failure> {
-        let days_of = |usages: &[Usage]| -> Vec<DailyUsage> {
-            let has = |day: &&DailyUsage| usages.iter().any(|usage| usage.kind == day.kind);
-            daily.iter().filter(has).cloned().collect()
-        };
+    async fn send(&self, call: &Call<'_>, usages: Vec<Usage>) -> Result<Sending, Failure> {
         let mut left = usages;
-        let mut bad: Vec<String> = Vec::new();
+        let mut bad: Vec<(Uuid, String)> = Vec::new();
+        let mut daily = call.daily.to_vec();
         for _ in 0..MOST_TRIES {
-            let error = match self.waldur.set_usage_by_day(resource, &left, &days_of(&left), date).await {
+            daily.retain(|day| left.iter().any(|usage| usage.kind == day.kind));
+            let report = UsageReport { usages: &left, daily: &daily, date: call.date, description: call.note };
+            let error = match self.waldur.report_usage(call.resource, &report).await {
                 Ok(()) => {
-                    // It may have been refused an hour ago, or for another resource.
-                    let mut memory = self.memory();
-                    memory.usage.refused.retain(|(of, kind), _| *of != offering || !left.iter().any(|usage| usage.kind == *kind));
-                    let none = !memory.usage.refused.keys().any(|(of, _)| *of == offering);
-                    drop(memory);
-                    if none {
-                        self.conditions.clear("usage-component-refused", offering.simple());
-                    }
-                    self.note_refused(offering, &bad);
+                    // It may have been refused an hour ago.
+                    let taken = |of: &Uuid, kind: &String| {
+                        [call.offering, call.resource].contains(of) && left.iter().any(|usage| usage.kind == *kind)
+                    };
+                    self.memory().usage.refused.retain(|(of, kind), _| !taken(of, kind));
+                    self.remember_refused(bad);
                     return Ok(Sending::Sent(left));
                 }
                 Err(error) => error,
@@ -341,30 +441,38 @@ impl Agent {
             }
             if error.is_about("date") || is_about_a_past_month(&error) {
                 // A running month is never closed: then the clocks differ by a moment, and a date of ours lies in Waldur's future.
-                return if past { Ok(Sending::Closed(Failure::from(error).to_string())) } else { Err(later(error)) };
+                return if call.past { Ok(Sending::Closed(Failure::from(error).to_string())) } else { Err(later(error)) };
             }
+            let of_batch = |kind: &String| left.iter().any(|usage| usage.kind == *kind);
+            // What Waldur does not know is known for no resource of the offering; an amount is one resource's own.
+            let mut named: Vec<(Uuid, String)> =
+                error.invalid_components().into_iter().filter(of_batch).map(|kind| (call.offering, kind)).collect();
             let places = error.refused_usages();
-            let mut named: Vec<String> = error.invalid_components();
-            named.extend(places.into_iter().filter_map(|at| left.get(at).map(|usage| usage.kind.clone())));
-            named.retain(|kind| left.iter().any(|usage| usage.kind == *kind));
-            if named.is_empty() {
-                named = self.find_refused(resource, &left, date).await?;
+            named.extend(places.into_iter().filter_map(|at| left.get(at).map(|usage| (call.resource, usage.kind.clone()))));
+            if named.is_empty() && !daily.is_empty() && error.refuses_days() {
+                tracing::warn!(resource = %call.resource.simple(), "Waldur refuses the days of the month, so only its total is reported: {error}");
+                daily.clear();
+                continue;
             }
-            if named.is_empty() || named.len() == left.len() {
-                self.note_refused(offering, &named);
+            if named.is_empty() {
+                named = self.find_refused(call, &left).await?.into_iter().map(|kind| (call.resource, kind)).collect();
+            }
+            left.retain(|usage| !named.iter().any(|(_, kind)| *kind == usage.kind));
+            if named.is_empty() || left.is_empty() {
+                bad.append(&mut named);
+                self.remember_refused(bad);
                 return Err(error.into());
             }
-            left.retain(|usage| !named.contains(&usage.kind));
             bad.append(&mut named);
         }
         Err(Failure::Refused {
             peer: Peer::Waldur,
-            message: format!("Waldur refuses the usage of resource {} component by component", resource.simple()),
+            message: format!("Waldur refuses the usage of resource {} component by component", call.resource.simple()),
         })
     }
 
     /// Which of a refused batch are refused by themselves, by halving.
-    async fn find_refused(&self, resource: Uuid, usages: &[Usage], date: Option<jiff::Timestamp>) -> Result<Vec<String>, Failure> {
+    async fn find_refused(&self, call: &Call<'_>, usages: &[Usage]) -> Result<Vec<String>, Failure> {
         let halves = |batch: &[Usage]| {
             let (a, b) = batch.split_at(batch.len() / 2);
             [b.to_vec(), a.to_vec()]
@@ -374,7 +482,8 @@ impl Agent {
         let mut open: Vec<Vec<Usage>> = if usages.len() > 1 { halves(usages).into() } else { Vec::new() };
         for _ in 0..MOST_TRIES {
             let Some(batch) = open.pop() else { break };
-            match self.waldur.set_usage(resource, &batch, date).await {
+            let report = UsageReport { usages: &batch, daily: &[], date: call.date, description: call.note };
+            match self.waldur.report_usage(call.resource, &report).await {
                 Ok(()) => {}
                 Err(error) if error.class() == Class::Refused && batch.len() > 1 => open.extend(halves(&batch)),
                 Err(error) if error.class() == Class::Refused => refused.extend(batch.into_iter().map(|usage| usage.kind)),
@@ -384,28 +493,37 @@ impl Agent {
         Ok(refused)
     }
 
-    fn note_refused(&self, offering: Uuid, kinds: &[String]) {
-        if kinds.is_empty() {
-            return;
-        }
+    fn remember_refused(&self, bad: Vec<(Uuid, String)>) {
         let now = self.clock.now();
-        let mut memory = self.memory();
-        for kind in kinds {
-            memory.usage.refused.insert((offering, kind.clone()), now);
+        self.memory().usage.refused.extend(bad.into_iter().map(|subject| (subject, now)));
+        self.note_refused();
+    }
+
+    /// Says which components Waldur refuses for a whole offering or for a resource, and ends what was said of others.
+    pub(super) fn note_refused(&self) {
+        const NAME: &str = "usage-component-refused";
+        let mut by_subject: BTreeMap<Uuid, BTreeSet<String>> = BTreeMap::new();
+        for (of, kind) in self.memory().usage.refused.keys() {
+            by_subject.entry(*of).or_default().insert(kind.clone());
         }
-        let all: Vec<&str> = memory.usage.refused.keys().filter(|(of, _)| *of == offering).map(|(_, kind)| kind.as_str()).collect();
-        let mut all: Vec<String> = all.into_iter().map(str::to_owned).collect();
-        drop(memory);
-        all.sort();
-        self.conditions.raise(
-            "usage-component-refused",
-            offering.simple(),
-            format!(
-                "Waldur refuses usage for {} of offering {}; the other components are reported. Compare the components of the offering",
-                all.join(", "),
-                offering.simple()
-            ),
-        );
+        for (of, kinds) in &by_subject {
+            let kinds = kinds.iter().cloned().collect::<Vec<_>>().join(", ");
+            let message = if self.offering(*of).is_some() {
+                format!(
+                    "offering {} has no usage components {kinds} that Waldur takes; the other components are reported. Compare the components of the offering",
+                    of.simple()
+                )
+            } else {
+                format!("Waldur refuses the amounts of {kinds} for resource {}; its other components are reported", of.simple())
+            };
+            self.conditions.raise(NAME, of.simple(), message);
+        }
+        self.conditions.clear_others(NAME, &by_subject.into_keys().collect());
+    }
+
+    /// Components that were refused too long ago to leave them out of the next report.
+    pub(super) fn forget_refused(&self) {
+        forget_refusals(&mut self.memory().usage.refused, self.clock.now());
     }
 
     /// Whether this server files usage under the date it is given: by what a read-back showed, or else by its generation.
@@ -437,6 +555,28 @@ pub(super) fn hold(held: &mut BTreeMap<String, Decimal>, kind: String, usage: De
     *sum = sum.saturating_add(usage);
 }
 
+/// One report of a resource and month, without its figures.
+struct Call<'a> {
+    offering: Uuid,
+    resource: Uuid,
+    daily: &'a [DailyUsage],
+    date: Option<jiff::Timestamp>,
+    note: Option<&'a str>,
+    /// The month is over.
+    past: bool,
+}
+
+fn forget_refusals(refused: &mut HashMap<(Uuid, String), jiff::Timestamp>, now: jiff::Timestamp) {
+    refused.retain(|_, at| *at <= now && now < after(*at, REFUSED_FOR));
+}
+
+/// What a server shows that adds what it is told to the figures of earlier plans.
+fn doubled(totals: &[Usage], earlier: &BTreeMap<String, Decimal>) -> Vec<Usage> {
+    let sum =
+        |usage: &Usage| Usage { kind: usage.kind.clone(), amount: usage.amount + earlier.get(&usage.kind).copied().unwrap_or_default() };
+    totals.iter().map(sum).collect()
+}
+
 enum Sending {
     Sent(Vec<Usage>),
     Closed(String),
@@ -458,9 +598,12 @@ fn is_about_a_past_month(error: &waldur_client::Error) -> bool {
     ["past month", "past billing period", "invoice is"].iter().any(|words| text.contains(words))
 }
 
-fn changes(decision: &Decision, held: &BTreeMap<String, Decimal>) -> Vec<Change> {
-    let change =
-        |usage: &Usage| Change { kind: usage.kind.clone(), held: held.get(&usage.kind).copied().unwrap_or_default(), amount: usage.amount };
+fn changes(decision: &Decision, held: &Held) -> Vec<Change> {
+    let change = |usage: &Usage| Change {
+        kind: usage.kind.clone(),
+        held: held.by_kind.get(&usage.kind).copied().unwrap_or_default(),
+        amount: usage.amount,
+    };
     decision.send.iter().map(change).filter(|change| change.held != change.amount).collect()
 }
 

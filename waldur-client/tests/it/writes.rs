@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rust_decimal::Decimal;
 use secrecy::SecretString;
 use serde_json::{Value, json};
-use waldur_client::{BillingType, Client, ComponentChange, Endpoint, Limits, NewComponent, ReportSection, Result, Usage};
+use waldur_client::{BillingType, Client, ComponentChange, Endpoint, Limits, NewComponent, ReportSection, Result, Usage, UsageReport};
 
 use crate::recordings::{OFFERING, ORDER, PLAN, RESOURCE, Recording};
 use crate::server::{Reply, Seen, Server, uuid};
@@ -144,6 +144,12 @@ async fn usage() {
     assert_eq!(
         server.seen()[0].json(),
         json!({"resource": RESOURCE, "usages": [{"type": "a", "amount": "0.00"}], "date": "2026-11-30T23:59:59Z"})
+    );
+    let noted = UsageReport { usages: &[usage("a", "1")], description: Some("usage of 2026-11"), ..UsageReport::default() };
+    server.client().report_usage(uuid(RESOURCE), &noted).await.unwrap();
+    assert_eq!(
+        server.seen()[1].json(),
+        json!({"resource": RESOURCE, "usages": [{"type": "a", "amount": "1.00", "description": "usage of 2026-11"}]})
     );
 }
 

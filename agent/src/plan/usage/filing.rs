@@ -56,6 +56,12 @@ pub fn filing(month: BillingMonth, now: Timestamp, zone: &TimeZone, dated: Optio
     }
 }
 
+/// Whether `month` is surely over where the server cuts its months, so that what it shows there now was filed by its date.
+#[must_use]
+pub fn is_over(month: BillingMonth, now: Timestamp, zone: &TimeZone, guard: Duration) -> bool {
+    [before(now, guard), now].into_iter().all(|at| BillingMonth::of_date(at.to_zoned(zone.clone()).date()) > month)
+}
+
 fn before(from: Timestamp, duration: Duration) -> Timestamp {
     SignedDuration::try_from(duration).ok().and_then(|d| from.checked_sub(d).ok()).unwrap_or(Timestamp::MIN)
 }
