@@ -188,7 +188,7 @@ impl From<waldur_client::Error> for Failure {
             Class::NotFound | Class::Transient => {
                 let unreachable = matches!(error.kind, ErrorKind::Unreachable { .. } | ErrorKind::Redirected { .. });
                 // Whichever call met it, it is the same news.
-                let message = if unreachable { error.kind.to_string() } else { message };
+                let message = if unreachable { crate::tls::with_cure(peer, error.kind.to_string()) } else { message };
                 Self::Transient { peer, message, retry_after: error.retry_after(), unreachable }
             }
         }
@@ -211,7 +211,7 @@ impl From<litellm_client::Error> for Failure {
             Class::Transient => {
                 let unreachable = matches!(error.kind, ErrorKind::Unreachable { .. } | ErrorKind::Redirected { .. });
                 // Whichever call met it, it is the same news.
-                let message = if unreachable { error.kind.to_string() } else { message };
+                let message = if unreachable { crate::tls::with_cure(peer, error.kind.to_string()) } else { message };
                 Self::Transient { peer, message, retry_after: error.retry_after(), unreachable }
             }
         }
@@ -220,7 +220,7 @@ impl From<litellm_client::Error> for Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        let (peer, message) = (Peer::Secrets, error.to_string());
+        let (peer, message) = (Peer::Secrets, crate::tls::with_cure(Peer::Secrets, error.to_string()));
         match error {
             StoreError::Transient { retry_after, .. } => Self::Transient { peer, message, retry_after, unreachable: false },
             StoreError::Denied { cure, .. } => Self::Forbidden { peer, right: cure, message },

@@ -28,5 +28,6 @@ pub mod schedule;
 pub mod secret_file;
 pub mod secrets;
 pub mod telemetry;
+pub mod tls;
 pub mod usage;
 pub mod visible;

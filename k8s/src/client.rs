@@ -4,12 +4,19 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http_body_util::BodyExt as _;
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use url::Url;
 
 use crate::Result;
 use crate::error::{Call, Error, chain};
+
+/// Largest body of a success, in bytes: 32 KiB for each of the 500 Secrets of a page; ours have some 3 KiB.
+const MAX_BODY: usize = 16 << 20;
+/// How much of a refusal is read, in bytes.
+const MAX_REFUSAL: usize = 256 << 10;
 
 /// How to reach the API server, and as whom.
 #[derive(Debug, Clone)]
@@ -69,7 +76,10 @@ impl Cluster {
             Ok(Err(error)) => return Err(Error::from_kube(call, error)),
             Err(_) => return Err(Error::timed_out(call, self.timeout)),
         };
-        if (200..300).contains(&answer.status) {
+        if is_success(answer.status) {
+            if !answer.whole {
+                return Err(Error::not_understood(call, format!("it is larger than {MAX_BODY} bytes, the most that is read")));
+            }
             return String::from_utf8(answer.body).map_err(|_| Error::not_understood(call, "it is not UTF-8"));
         }
         Err(Error::from_answer(call, &answer))
@@ -81,7 +91,39 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     /// `Retry-After` in seconds; a date is no answer that the API server gives.
     pub(crate) retry_after: Option<u64>,
+    /// The host that a redirect points to.
+    pub(crate) location: Option<String>,
     pub(crate) body: Vec<u8>,
+    /// Whether that is all of the body.
+    pub(crate) whole: bool,
+}
+
+/// The host of an address, which alone is fit for a message; "another path" where it has none.
+pub(crate) fn host(location: &str) -> String {
+    Url::parse(location).ok().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_else(|| "another path".to_owned())
+}
+
+fn is_success(status: u16) -> bool {
+    (200..300).contains(&status)
+}
+
+/// Reads a body as far as it may be read, and whether that is all of it. A refusal whose text is lost is still a refusal.
+pub(crate) async fn read(status: u16, mut body: Body) -> kube::Result<(Vec<u8>, bool)> {
+    let limit = if is_success(status) { MAX_BODY } else { MAX_REFUSAL };
+    let mut read = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(_) if !is_success(status) => return Ok((read, false)),
+            Err(error) => return Err(error),
+        };
+        let Some(data) = frame.data_ref() else { continue };
+        if data.len() > limit - read.len() {
+            return Ok((read, false));
+        }
+        read.extend_from_slice(data);
+    }
+    Ok((read, true))
 }
 
 /// One request under the deadline. `kube` has calls that decode the answer too, but they log a body which they cannot
@@ -92,15 +134,12 @@ macro_rules! exchange {
             let request = $request.map_err(|error| $crate::error::Error::invalid($call, $crate::error::chain(&error)))?;
             let answer = async {
                 let response = $cluster.client.send(request.map(kube::client::Body::from)).await?;
-                Ok($crate::client::Answer {
-                    status: response.status().as_u16(),
-                    retry_after: response
-                        .headers()
-                        .get("retry-after")
-                        .and_then(|value| value.to_str().ok())
-                        .and_then(|value| value.parse().ok()),
-                    body: response.into_body().collect_bytes().await?.to_vec(),
-                })
+                let status = response.status().as_u16();
+                let retry_after =
+                    response.headers().get("retry-after").and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
+                let location = response.headers().get("location").and_then(|value| value.to_str().ok()).map($crate::client::host);
+                let (body, whole) = $crate::client::read(status, response.into_body()).await?;
+                Ok($crate::client::Answer { status, retry_after, location, body, whole })
             };
             $cluster.answer($call, answer).await
         }
@@ -114,16 +153,31 @@ async fn config(settings: &Settings) -> Result<Config> {
         return Ok(Config::new(uri));
     }
     let options = KubeConfigOptions { context: settings.context.clone(), ..KubeConfigOptions::default() };
-    if let Some(path) = &settings.kubeconfig {
-        let kubeconfig = Kubeconfig::read_from(path).map_err(|error| settings_error(&error))?;
-        return Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| settings_error(&error));
-    }
-    if settings.context.is_none()
+    if settings.kubeconfig.is_none()
+        && settings.context.is_none()
         && let Ok(config) = Config::incluster()
     {
         return Ok(config);
     }
-    Config::from_kubeconfig(&options).await.map_err(|error| settings_error(&error))
+    let kubeconfig = match &settings.kubeconfig {
+        Some(path) => Kubeconfig::read_from(path),
+        None => Kubeconfig::read(),
+    };
+    let kubeconfig = kubeconfig.map_err(|error| settings_error(&error))?;
+    if names_proxy(&kubeconfig, settings.context.as_deref()) {
+        return Err(Error::Settings { why: "the kubeconfig wants a proxy (proxy-url), which is not supported".to_owned() });
+    }
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| settings_error(&error))?;
+    // What is left came from HTTPS_PROXY, which stands there for Waldur: the cluster is reached directly.
+    config.proxy_url = None;
+    Ok(config)
+}
+
+fn names_proxy(kubeconfig: &Kubeconfig, context: Option<&str>) -> bool {
+    let name = context.or(kubeconfig.current_context.as_deref());
+    let context = kubeconfig.contexts.iter().find(|entry| Some(entry.name.as_str()) == name).and_then(|entry| entry.context.as_ref());
+    let cluster = kubeconfig.clusters.iter().find(|entry| context.is_some_and(|context| context.cluster == entry.name));
+    cluster.and_then(|entry| entry.cluster.as_ref()?.proxy_url.as_deref()).is_some_and(|url| !url.is_empty())
 }
 
 fn settings_error(error: &(dyn std::error::Error + 'static)) -> Error {

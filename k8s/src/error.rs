@@ -200,6 +200,17 @@ impl Error {
                 Self::Conflict { what, why: "it was deleted and made again".to_owned(), managers: Vec::new() }
             }
             400 | 405 | 413 | 415 | 422 => Self::Invalid { what, why },
+            // Never followed: the token would go along.
+            code @ 300..400 => Self::Transient {
+                what,
+                why: format!(
+                    "the server answers {code}, a redirect to {}; it is not followed: correct the server in the kubeconfig",
+                    plain(answer.location.as_deref().unwrap_or("nowhere"))
+                ),
+                status: Some(code),
+                retry_after: None,
+                may_have_happened: false,
+            },
             code => Self::Transient {
                 what,
                 why: format!("the server answers {code} {why}"),

@@ -38,6 +38,8 @@ pub enum Created {
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
+/// Most pages of one list, a million Secrets: a server that goes on for ever is not a list.
+const MAX_PAGES: u32 = 2000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Force {
@@ -78,7 +80,7 @@ impl Secrets {
     async fn list_once(&self, call: &Call<'_>, namespace: &str, labels: &str) -> Result<Vec<Stored>> {
         let mut all = Vec::new();
         let mut next: Option<String> = None;
-        loop {
+        for _ in 0..MAX_PAGES {
             let mut params = ListParams::default().labels(labels).limit(PAGE);
             if let Some(token) = &next {
                 params = params.continue_token(token);
@@ -98,6 +100,7 @@ impl Secrets {
             }
             next = token;
         }
+        Err(Error::not_understood(call, format!("the list goes on after {MAX_PAGES} pages")))
     }
 
     /// Makes a Secret under a name that is free.

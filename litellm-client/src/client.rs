@@ -20,10 +20,13 @@ use crate::scrub::Scrubber;
 /// error must not hold the key.
 pub type SecretSource = Arc<dyn Fn() -> Result<SecretString, String> + Send + Sync>;
 
-/// The largest body of a list or a single object, in bytes.
-pub(crate) const LIST_CAP: usize = 64 << 20;
-/// The largest page of the usage ledger, in bytes.
-pub(crate) const USAGE_CAP: usize = 1 << 30;
+/// The largest body of a page of a list or a single object, in bytes: 300 KiB for each of 100 teams.
+pub(crate) const LIST_CAP: usize = 32 << 20;
+/// The largest page of usage or of logged calls, in bytes: 12 KiB for each of 5000 rows.
+pub(crate) const USAGE_PAGE_CAP: usize = 64 << 20;
+/// The largest answer with the totals of all teams and days, in bytes. A month of 10,000 teams, all busy every day, has
+/// some 200 MB.
+pub(crate) const TOTALS_CAP: usize = 256 << 20;
 /// How much of an error's body is read, in bytes.
 const ERROR_CAP: usize = 1 << 20;
 
@@ -259,8 +262,9 @@ impl Client {
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .pool_idle_timeout(IDLE_CONNECTION);
-        if loopback {
-            // A proxy from the environment would take a plain http request for this machine to another one.
+        if loopback || url.scheme() == "http" {
+            // A proxy from the environment would be handed the key of a plain http request, which may travel to the gateway
+            // alone. Of a request over https it sees nothing but the host.
             builder = builder.no_proxy();
         }
         if let Some(bundle) = &settings.ca_bundle {
@@ -340,6 +344,10 @@ impl Client {
         let retry_after = retry_after(response.headers());
         let success = is_success(status);
         let cap = if success { cap } else { ERROR_CAP.min(cap) };
+        let too_large = || fail(ErrorKind::TooLarge { limit: cap });
+        if success && response.content_length().is_some_and(|length| length > u64::try_from(cap).unwrap_or(u64::MAX)) {
+            return Err(too_large());
+        }
         let mut body = Vec::new();
         loop {
             let chunk = match response.chunk().await {
@@ -354,7 +362,7 @@ impl Client {
             };
             if body.len().saturating_add(chunk.len()) > cap {
                 if success {
-                    return Err(fail(ErrorKind::TooLarge));
+                    return Err(too_large());
                 }
                 break;
             }

@@ -84,7 +84,10 @@ pub enum ErrorKind {
         message: String,
     },
     /// The body is larger than any honest answer to this call.
-    TooLarge,
+    TooLarge {
+        /// The most that is read of such an answer, in bytes.
+        limit: usize,
+    },
 }
 
 /// What a caller does about an error.
@@ -120,7 +123,7 @@ impl Error {
             | ErrorKind::Decode { .. }
             | ErrorKind::Redirected { .. }
             | ErrorKind::Incomplete { .. }
-            | ErrorKind::TooLarge => Class::Transient,
+            | ErrorKind::TooLarge { .. } => Class::Transient,
         }
     }
 
@@ -131,7 +134,7 @@ impl Error {
             return false;
         }
         match &self.kind {
-            ErrorKind::Interrupted { .. } | ErrorKind::Decode { .. } | ErrorKind::Incomplete { .. } | ErrorKind::TooLarge => true,
+            ErrorKind::Interrupted { .. } | ErrorKind::Decode { .. } | ErrorKind::Incomplete { .. } | ErrorKind::TooLarge { .. } => true,
             ErrorKind::Status { status, message, error_type, .. } => match self.class() {
                 Class::Transient => *status < 400 || *status == 408 || *status >= 500 || database_is_down(error_type.as_deref(), message),
                 _ => false,
@@ -195,7 +198,10 @@ impl fmt::Display for ErrorKind {
                 write!(f, "; redirects are not followed, set the final address of the gateway")
             }
             Self::Incomplete { message } => write!(f, "the answer proves nothing: {message}"),
-            Self::TooLarge => write!(f, "the answer is larger than this call accepts"),
+            Self::TooLarge { limit } => write!(
+                f,
+                "the answer is larger than {limit} bytes, the most that is read; check the address and what stands in front of the gateway"
+            ),
         }
     }
 }

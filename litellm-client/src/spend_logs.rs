@@ -9,7 +9,7 @@ use rust_decimal::Decimal;
 use serde::Deserialize;
 
 use crate::Result;
-use crate::client::{Call, Client, USAGE_CAP, invalid};
+use crate::client::{Call, Client, USAGE_PAGE_CAP, invalid};
 use crate::number;
 
 const PATH: &str = "/spend/logs/v2";
@@ -200,7 +200,7 @@ impl Span {
 
     fn page(&self, filter: LogFilter<'_>, wanted: u64, order: &str) -> Call<'_> {
         let mut call = Call::get(PATH)
-            .cap(USAGE_CAP)
+            .cap(USAGE_PAGE_CAP)
             .query("start_date", written(self.begin))
             .query("end_date", written(self.end))
             .query("sort_by", "startTime")

@@ -8,7 +8,7 @@ use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::Result;
-use crate::client::{Answer, Call, Client, USAGE_CAP, invalid};
+use crate::client::{Answer, Call, Client, TOTALS_CAP, USAGE_PAGE_CAP, invalid};
 use crate::error::ErrorKind;
 use crate::number;
 
@@ -275,7 +275,7 @@ impl Client {
         let mut size = ROWS_PER_PAGE;
         let mut wanted = 1;
         loop {
-            let mut call = Call::get(PAGED).cap(USAGE_CAP).query("page", wanted.to_string()).query("page_size", size.to_string());
+            let mut call = Call::get(PAGED).cap(USAGE_PAGE_CAP).query("page", wanted.to_string()).query("page_size", size.to_string());
             call.query.extend(filter.iter().cloned());
             let answer = match self.call(call).await {
                 Err(error) if wanted == 1 && size > FEWER_ROWS && is_page_too_large(&error) => {
@@ -315,7 +315,7 @@ impl Client {
     /// # Errors
     /// As [`Client::daily_activity`].
     pub async fn daily_totals(&self, team_ids: &[&str], from: Date, to: Date) -> Result<Option<Vec<DayPage>>> {
-        let mut call = Call::get(AGGREGATED).cap(USAGE_CAP).query("api_key_limit", "1");
+        let mut call = Call::get(AGGREGATED).cap(TOTALS_CAP).query("api_key_limit", "1");
         call.query.extend(filter(AGGREGATED, team_ids, from, to)?);
         let answer = self.exchange(call).await?;
         if !answer.is_success() {

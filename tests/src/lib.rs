@@ -8,6 +8,7 @@ pub mod checker;
 pub mod crash;
 pub mod eventful;
 pub mod promql;
+pub mod hostile;
 #[cfg(feature = "real")]
 pub mod real;
 

@@ -20,8 +20,10 @@ use crate::error::{BuildError, Error, ErrorKind, Refusal, Result};
 use crate::lenient;
 use crate::scrub::Scrub;
 
-/// Largest body of a read, in bytes.
-const MAX_BODY: usize = 64 << 20;
+/// Largest body of one object, in bytes. An offering of hundreds of models and plans stays below a tenth of it.
+const MAX_OBJECT: usize = 8 << 20;
+/// Largest body of one page of a list, in bytes: 100 KiB for each of 300 rows.
+pub(crate) const MAX_PAGE: usize = 32 << 20;
 /// How much of a refusal, or of the answer to a write, is read.
 const MAX_SMALL_BODY: usize = 256 << 10;
 
@@ -83,6 +85,13 @@ impl fmt::Debug for Client {
     }
 }
 
+/// Whether a proxy named by the environment may carry the calls. It only ever sees encrypted ones: over plain http it would
+/// be handed the credential, which `allow_insecure_http` allows on the way to the server alone.
+fn may_use_proxy(base: &Url, auth: &Auth) -> bool {
+    let plain_login = matches!(auth, Auth::Oidc { token_url, .. } if token_url.scheme() == "http");
+    base.scheme() == "https" && !is_loopback(base) && !plain_login
+}
+
 fn logs_in_over_tls(auth: &Auth) -> bool {
     matches!(auth, Auth::Oidc { token_url, .. } if token_url.scheme() != "http")
 }
@@ -104,7 +113,7 @@ impl Client {
             .pool_idle_timeout(Duration::from_secs(30))
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never());
-        if is_loopback(&base) {
+        if !may_use_proxy(&base, &settings.auth) {
             builder = builder.no_proxy();
         }
         if let Some(pem) = &settings.ca_bundle {
@@ -151,14 +160,14 @@ impl Client {
 
     /// Reads one object.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str, query: &[(&str, String)]) -> Result<T> {
-        let answer = self.get_answer(path, query).await?;
+        let answer = self.get_answer(path, query, MAX_OBJECT).await?;
         answer.decode()
     }
 
-    /// Reads a body with its headers.
-    pub(crate) async fn get_answer(&self, path: &str, query: &[(&str, String)]) -> Result<Answer> {
+    /// Reads a body of at most `limit` bytes with its headers.
+    pub(crate) async fn get_answer(&self, path: &str, query: &[(&str, String)], limit: usize) -> Result<Answer> {
         let url = self.url(path, query)?;
-        self.send(Request { method: reqwest::Method::GET, url, body: None, secrets: &[] }).await
+        self.send(Request { method: reqwest::Method::GET, url, body: None, secrets: &[], limit }).await
     }
 
     /// Makes a change. Success is the status alone.
@@ -174,7 +183,7 @@ impl Client {
             path: url.path().to_owned(),
             kind: ErrorKind::Unreachable { cause: format!("the request cannot be written: {}", lenient::plain_cause(&error)) },
         })?;
-        self.send(Request { method: reqwest::Method::POST, url, body: Some(body), secrets }).await
+        self.send(Request { method: reqwest::Method::POST, url, body: Some(body), secrets, limit: MAX_SMALL_BODY }).await
     }
 
     fn url(&self, path: &str, query: &[(&str, String)]) -> Result<Url> {
@@ -237,8 +246,8 @@ impl Client {
         let scrub = Scrub::new(&known);
         match (&request.body, status) {
             (None, 200) => {
-                let body = read_capped(response, MAX_BODY).await.map_err(|fault| match fault {
-                    BodyFault::TooLarge => ErrorKind::TooLarge,
+                let body = read_capped(response, request.limit).await.map_err(|fault| match fault {
+                    BodyFault::TooLarge { limit } => ErrorKind::TooLarge { limit },
                     BodyFault::Lost(cause) => ErrorKind::Interrupted { cause },
                 })?;
                 let body = String::from_utf8(body)
@@ -248,9 +257,9 @@ impl Client {
             (Some(_), 200 | 201 | 202 | 204) => {
                 // Read so that the connection can be used again. What it says is not needed for success; that it
                 // says something tells generations of servers apart.
-                let body = match read_capped(response, MAX_SMALL_BODY).await {
+                let body = match read_capped(response, request.limit).await {
                     Ok(body) => String::from_utf8_lossy(&body).into_owned(),
-                    Err(BodyFault::TooLarge) => "(too large)".to_owned(),
+                    Err(BodyFault::TooLarge { .. }) => "(too large)".to_owned(),
                     Err(BodyFault::Lost(cause)) => return Err(ErrorKind::Interrupted { cause }),
                 };
                 Ok(Answer { path: request.url.path().to_owned(), status, headers, body })
@@ -258,7 +267,7 @@ impl Client {
             (_, 301 | 302 | 303 | 307 | 308) => Err(ErrorKind::Redirected { status, location_host: location_host(&request.url, &headers) }),
             _ => {
                 // The status alone is an answer: a refusal whose text is lost or endless is still a refusal.
-                let body = read_prefix(response, MAX_SMALL_BODY).await;
+                let body = read_prefix(response, MAX_SMALL_BODY.min(request.limit)).await;
                 Err(Refusal {
                     status,
                     content_type: header(&headers, CONTENT_TYPE),
@@ -276,6 +285,8 @@ struct Request<'a> {
     url: Url,
     body: Option<Vec<u8>>,
     secrets: &'a [&'a SecretString],
+    /// Largest body of a success, in bytes.
+    limit: usize,
 }
 
 impl Request<'_> {
@@ -396,29 +407,31 @@ pub(crate) fn cause_chain(error: reqwest::Error) -> String {
 
 /// Why a body could not be read.
 pub(crate) enum BodyFault {
-    TooLarge,
+    TooLarge {
+        /// The most that is read, in bytes.
+        limit: usize,
+    },
     Lost(String),
 }
 
 impl fmt::Display for BodyFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLarge => f.write_str("the answer is too large"),
+            Self::TooLarge { limit } => write!(f, "the answer is larger than {limit} bytes"),
             Self::Lost(cause) => f.write_str(cause),
         }
     }
 }
 
-/// Reads a body of at most `cap` bytes.
-pub(crate) async fn read_capped(mut response: reqwest::Response, cap: usize) -> Result<Vec<u8>, BodyFault> {
-    let cap_bytes = u64::try_from(cap).unwrap_or(u64::MAX);
-    if response.content_length().is_some_and(|len| len > cap_bytes) {
-        return Err(BodyFault::TooLarge);
+/// Reads a body of at most `limit` bytes.
+pub(crate) async fn read_capped(mut response: reqwest::Response, limit: usize) -> Result<Vec<u8>, BodyFault> {
+    if response.content_length().is_some_and(|length| length > u64::try_from(limit).unwrap_or(u64::MAX)) {
+        return Err(BodyFault::TooLarge { limit });
     }
     let mut body = Vec::new();
     loop {
         match response.chunk().await {
-            Ok(Some(chunk)) if body.len() + chunk.len() > cap => return Err(BodyFault::TooLarge),
+            Ok(Some(chunk)) if body.len() + chunk.len() > limit => return Err(BodyFault::TooLarge { limit }),
             Ok(Some(chunk)) => body.extend_from_slice(&chunk),
             Ok(None) => return Ok(body),
             Err(error) => return Err(BodyFault::Lost(cause_chain(error))),

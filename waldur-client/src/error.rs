@@ -110,7 +110,10 @@ pub enum ErrorKind {
         message: String,
     },
     /// The body is larger than the client accepts.
-    TooLarge,
+    TooLarge {
+        /// The most that is read of such an answer, in bytes.
+        limit: usize,
+    },
     /// A 404 that Waldur did not write (no JSON, not its HTML page): an ingress or proxy whose backend is away.
     /// Says nothing about the object or the route.
     Foreign {
@@ -163,7 +166,7 @@ impl Error {
             return false;
         }
         match &self.kind {
-            ErrorKind::Interrupted { .. } | ErrorKind::Decode { .. } | ErrorKind::TooLarge => true,
+            ErrorKind::Interrupted { .. } | ErrorKind::Decode { .. } | ErrorKind::TooLarge { .. } => true,
             ErrorKind::Status { status, .. } => !(300..500).contains(status),
             _ => false,
         }
@@ -214,7 +217,10 @@ impl fmt::Display for ErrorKind {
                 f.write_str("; redirects are not followed: set the API URL to the final address, with https")
             }
             Self::Incomplete { message } => write!(f, "the list is not complete: {message}"),
-            Self::TooLarge => f.write_str("the answer is too large"),
+            Self::TooLarge { limit } => write!(
+                f,
+                "the answer is larger than {limit} bytes, the most that is read; check that the API URL is Waldur's, and what stands in front of it"
+            ),
             Self::Foreign { status, message } => {
                 write!(f, "a {status} that does not come from Waldur (check the ingress): {message}")
             }

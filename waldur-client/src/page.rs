@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
-use crate::client::Client;
+use crate::client::{Client, MAX_PAGE};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Most pages read of one list; a server that goes on for ever is not a list.
@@ -85,7 +85,7 @@ impl Client {
             let mut query = query.to_vec();
             query.push(("page", page.to_string()));
             query.push(("page_size", self.page_size().to_string()));
-            let answer = match self.get_answer(path, &query).await {
+            let answer = match self.get_answer(path, &query, MAX_PAGE).await {
                 Ok(answer) => answer,
                 // "Invalid page.": the list ended before this page. The count decides whether that is right.
                 Err(error) if page > 1 && is_page_past_end(&error) => {

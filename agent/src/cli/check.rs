@@ -13,7 +13,9 @@ use crate::agent::Agent;
 use crate::config::{OfferingConfig, WaldurAuth};
 use crate::domain::{BillingMonth, Direction, usage_component};
 use crate::features::Feature;
+use crate::gate::Peer;
 use crate::plan::{Finding, Notes, Ownership, plan_offering, wanted_access};
+use crate::tls;
 
 /// What a provider's agent may do only with these rights; the role CUSTOMER.OWNER of the provider has all of them.
 const ROLES: [&str; 3] = ["CUSTOMER.OWNER", "CUSTOMER.MANAGER", "OFFERING.MANAGER"];
@@ -86,7 +88,7 @@ pub async fn check(agent: &Agent, warnings: &[String], files: &[PathBuf]) -> Res
     check_readers(agent, files, &mut report);
     match agent.secrets.check().await {
         Ok(detail) => report.ok("secrets", detail),
-        Err(error) => report.fail("secrets", error.to_string()),
+        Err(error) => report.fail("secrets", tls::with_cure(Peer::Secrets, error.to_string())),
     }
     report.ok("optional features", features(agent));
     report.end()
@@ -166,11 +168,12 @@ async fn check_waldur(agent: &Agent, report: &mut Report) -> bool {
             true
         }
         Err(error) => {
+            let tls = tls::cure(Peer::Waldur, &error.to_string());
             let cure = match error.class() {
                 Class::Credential => "the token is not accepted; put a valid one into waldur.token_file",
                 Class::NoSuchRoute | Class::Refused => OTHER_SERVER,
                 _ if matches!(error.kind, ErrorKind::Decode { .. } | ErrorKind::Foreign { .. }) => OTHER_SERVER,
-                _ => "is waldur.api_url right, and may this machine reach it?",
+                _ => tls.as_deref().unwrap_or("is waldur.api_url right, and may this machine reach it?"),
             };
             report.fail("waldur", format!("{url}: {error}; {cure}"));
             false
@@ -282,7 +285,11 @@ async fn check_gateway(agent: &Agent, report: &mut Report) {
     match agent.gateway.readiness().await {
         Ok(readiness) if readiness.db_connected => report.ok("gateway", format!("{url} is ready, database connected")),
         Ok(_) => report.fail("gateway", format!("{url} answers but its database is not connected; nothing can be made there")),
-        Err(error) => return report.fail("gateway", format!("{url}: {error}; is gateway.url right, and may this machine reach it?")),
+        Err(error) => {
+            let tls = tls::cure(Peer::Gateway, &error.to_string());
+            let cure = tls.as_deref().unwrap_or("is gateway.url right, and may this machine reach it?");
+            return report.fail("gateway", format!("{url}: {error}; {cure}"));
+        }
     }
     match agent.gateway.teams().await {
         Ok(teams) => report.ok("gateway key", format!("may list teams ({})", teams.len())),
