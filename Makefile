@@ -12,6 +12,10 @@ PEERS ?= litellm kube webui browser team-defaults no-custom-keys
 REAL_ARGS ?= --test-threads=1
 # What is passed to the bench: --resources N, --orders N, --json
 BENCH_ARGS ?=
+# Which faults `make sabotage` plants: all where it is empty.
+FAULTS ?=
+# How long `make fuzz` runs each of its targets.
+SECONDS ?= 60
 # remove-stale-waldur-component
 COMPONENT ?=
 CONFIG ?=
@@ -35,6 +39,14 @@ test-real: ## the same agent against a real LiteLLM, Kubernetes API and Open Web
 	$(CARGO) build -p llm-access-agent
 	$(CARGO) test -p llm-access-tests --features real --test 'real*' --no-run
 	tests/real/run $(PEERS) -- $(CARGO) test -p llm-access-tests --features real --test 'real*' -- $(REAL_ARGS)
+
+.PHONY: sabotage
+sabotage: ## plant faults into a copy of the agent, one at a time, and see that the suites find them (FAULTS="name name"; about an hour)
+	$(CARGO) run -q -p llm-access-tests --bin sabotage -- $(FAULTS)
+
+.PHONY: fuzz
+fuzz: ## feed the decoders with what a fuzzer makes up, SECONDS=60 each (needs cargo-fuzz)
+	tests/fuzz/run $(SECONDS)
 
 .PHONY: lint
 lint: ## formatting, clippy and, when cargo-deny is installed, the dependency rules

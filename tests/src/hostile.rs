@@ -259,7 +259,7 @@ async fn forward(stream: &mut TcpStream, peer: SocketAddr, mut request: Vec<u8>)
 }
 
 /// One request with its body, whose length it tells; none where the connection ended before.
-async fn read_request<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<Option<Vec<u8>>> {
+pub(crate) async fn read_request<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<Option<Vec<u8>>> {
     let mut request = Vec::new();
     let mut part = vec![0; 16 << 10];
     loop {

@@ -6,11 +6,13 @@
 
 pub mod checker;
 pub mod crash;
+pub mod decoders;
 pub mod eventful;
 pub mod promql;
 pub mod hostile;
 #[cfg(feature = "real")]
 pub mod real;
+pub mod sabotage;
 
 use std::collections::BTreeMap;
 use std::fs;

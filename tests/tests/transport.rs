@@ -597,7 +597,7 @@ async fn a_peer_turns_hostile(peer: Peer) {
         let (order, _) = besieged.world.order("during", &["heron-70b"]);
         besieged.world.faults.reset_calls();
         // Each call that drips takes its whole time-out.
-        let rounds = if matches!(trick, Trick::Drip { .. }) { 2 } else { 6 };
+        let rounds = if matches!(trick, Trick::Drip { .. }) { 3 } else { 6 };
         besieged.relay(peer).turn("", trick);
         for _ in 0..rounds {
             besieged.beats().await;

@@ -1,0 +1,99 @@
+//! Plants the faults of `tests/sabotage` one at a time into a copy of the tree and runs the suites that have to find them.
+//! With names as arguments only those. Ends with 1 where a fault is not found.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "this crate is test code")]
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use llm_access_tests::sabotage::{self, Planted};
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let planted: Vec<Planted> = sabotage::all().into_iter().filter(|p| wanted.is_empty() || wanted.contains(&p.name)).collect();
+    assert!(!planted.is_empty(), "no fault has one of the names {wanted:?}");
+    let copy = Copy::new();
+    let mut lost = 0;
+    for fault in &planted {
+        let began = Instant::now();
+        let honest = fs::read_to_string(copy.tree.join(&fault.file)).unwrap();
+        let broken = match fault.broken(&copy.tree) {
+            Ok(broken) => broken,
+            Err(why) => {
+                println!("NO LONGER FITS  {why}");
+                lost += 1;
+                continue;
+            }
+        };
+        fs::write(copy.tree.join(&fault.file), broken).unwrap();
+        let mut verdict = "found";
+        for suite in &fault.suites {
+            let arguments = Planted::cargo(suite);
+            // What does not compile was found by nobody.
+            let built = copy.runs(arguments.split(|argument| argument == "--").next().unwrap_or_default(), &["--no-run"], fault);
+            if !built || copy.runs(&arguments, &[], fault) {
+                println!("                by {suite}:");
+                verdict = if built { "SURVIVES" } else { "DOES NOT COMPILE" };
+                break;
+            }
+        }
+        lost += usize::from(verdict != "found");
+        println!("{verdict:<16}{} ({}; {} s): {}", fault.name, fault.suites.join(", "), began.elapsed().as_secs(), fault.what);
+        std::io::stdout().flush().unwrap();
+        fs::write(copy.tree.join(&fault.file), honest).unwrap();
+    }
+    println!("{} of {} faults found; what the suites said is in {}", planted.len() - lost, planted.len(), copy.logs.display());
+    ExitCode::from(u8::from(lost > 0))
+}
+
+/// A copy of what git has of the tree, with its own target folder, both kept for the next run.
+struct Copy {
+    tree: PathBuf,
+    logs: PathBuf,
+    target: PathBuf,
+}
+
+impl Copy {
+    fn new() -> Self {
+        let folder = std::env::var_os("SABOTAGE_DIR").map_or_else(|| std::env::temp_dir().join("llm-access-sabotage"), PathBuf::from);
+        let (tree, logs) = (folder.join("tree"), folder.join("logs"));
+        let target = std::env::var_os("SABOTAGE_TARGET_DIR").map_or_else(|| folder.join("target"), PathBuf::from);
+        fs::create_dir_all(&logs).unwrap();
+        let from = sabotage::tree();
+        let listed = Command::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&from).output();
+        let listed = String::from_utf8(listed.expect("git lists the files").stdout).unwrap();
+        for name in listed.split('\0').filter(|name| !name.is_empty()) {
+            copy(&from.join(name), &tree.join(name));
+        }
+        Self { tree, logs, target }
+    }
+
+    /// Whether cargo ends well.
+    fn runs(&self, arguments: &[String], more: &[&str], fault: &Planted) -> bool {
+        let log = fs::File::options().create(true).append(true).open(self.logs.join(format!("{}.log", fault.name))).unwrap();
+        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(arguments)
+            .args(more)
+            .current_dir(&self.tree)
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .status()
+            .unwrap()
+            .success()
+    }
+}
+
+/// Copies a file that is new or different, so that cargo builds no more than it has to.
+fn copy(from: &Path, to: &Path) {
+    let Ok(content) = fs::read(from) else { return };
+    if fs::read(to).is_ok_and(|there| there == content) {
+        return;
+    }
+    fs::create_dir_all(to.parent().unwrap()).unwrap();
+    fs::copy(from, to).unwrap();
+}
