@@ -8,8 +8,8 @@ pub mod checker;
 pub mod crash;
 pub mod decoders;
 pub mod eventful;
-pub mod promql;
 pub mod hostile;
+pub mod promql;
 #[cfg(feature = "real")]
 pub mod real;
 pub mod sabotage;

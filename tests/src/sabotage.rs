@@ -27,12 +27,14 @@ impl Planted {
     fn parse(name: &str, text: &str) -> Option<Self> {
         let (head, change) = text.split_once("--- old\n")?;
         let (old, new) = change.split_once("--- new\n")?;
-        let values = |key: &str| head.lines().filter_map(move |line| line.strip_prefix(key)).map(|value| value.trim().to_owned());
+        let values = |key: &str| -> Vec<String> {
+            head.lines().filter_map(|line| line.strip_prefix(key)).map(|value| value.trim().to_owned()).collect()
+        };
         Some(Self {
             name: name.to_owned(),
             what: head.lines().next()?.to_owned(),
-            file: values("file:").next()?.into(),
-            suites: values("suite:").collect(),
+            file: values("file:").first()?.into(),
+            suites: values("suite:"),
             old: old.strip_suffix('\n')?.to_owned(),
             new: new.trim_end_matches('\n').to_owned(),
         })
