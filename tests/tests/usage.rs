@@ -386,7 +386,7 @@ async fn an_answer_that_is_no_ledger_sends_nothing() {
     for answer in answers {
         for path in ["/team/daily/activity?", "/team/daily/activity/aggregated?"] {
             let world = World::new(Profile::Late2026).await;
-            let agent = world.agent().await;
+            let agent = world.patient().await;
             let resource = sold(&world, "aurora");
             used(&world, resource, "kestrel-8b", "2026-11-09T08:00:00Z", 5000, 2000, "3.00");
             pass(&agent).await;
@@ -964,5 +964,200 @@ async fn any_stream_of_calls_faults_and_restarts_ends_with_the_ledger() {
         world.faults.reset_calls();
         pass(&agent).await;
         assert_eq!(sent(&world), Vec::<String>::new());
+    }
+}
+
+/// The seeds of a story; `SEED=7` replays one.
+fn seeds(count: u64) -> Vec<u64> {
+    std::env::var("SEED").map_or_else(|_| (1..=count).collect(), |seed| vec![seed.parse().unwrap()])
+}
+
+/// Customers of one world, and what they used by resource and model: input and output tokens.
+struct Customers {
+    world: World,
+    resources: Vec<Uuid>,
+    made: BTreeMap<(Uuid, &'static str), (u64, u64)>,
+    exclude: bool,
+}
+
+/// The models of the story: two of them share an upstream model.
+const SOLD: [&str; 4] = ["pub-a", "pub-b", "kestrel-8b", "heron-70b"];
+
+impl Customers {
+    fn made(&mut self, resource: Uuid, model: &'static str, prompt: u64, completion: u64) {
+        let sum = self.made.entry((resource, model)).or_default();
+        *sum = (sum.0 + prompt, sum.1 + completion);
+    }
+
+    /// A call now, with a key of the resource; some fail.
+    fn call(&mut self, dice: &mut Dice) {
+        let resource = self.resources[usize::try_from(dice.roll(3)).unwrap()];
+        let slot = ["project", "chat"][usize::try_from(dice.roll(2)).unwrap()];
+        let model = SOLD[usize::try_from(dice.roll(4)).unwrap()];
+        let (prompt, completion) = (dice.roll(5000), dice.roll(300));
+        let key = self.world.key(resource, slot);
+        // A model, a key or a team may be gone just now.
+        if self.world.gateway.verdict(&key, model).is_err() {
+            return;
+        }
+        if dice.roll(4) == 0 {
+            self.world.gateway.chat(&key, model, "FAIL=503").unwrap_err();
+            if !self.exclude {
+                self.made(resource, model, 10, 0);
+            }
+        } else {
+            self.world.gateway.chat(&key, model, &format!("P={prompt} C={completion} CACHED={}", prompt / 2)).unwrap();
+            self.made(resource, model, prompt, completion);
+        }
+    }
+
+    /// A call of an earlier day, by a key that nobody knows any more.
+    fn late(&mut self, dice: &mut Dice) {
+        let resource = self.resources[usize::try_from(dice.roll(3)).unwrap()];
+        let model = SOLD[usize::try_from(2 + dice.roll(2)).unwrap()];
+        let (prompt, completion) = (dice.roll(5000), dice.roll(300));
+        used(&self.world, resource, model, &format!("2026-11-{:02}T08:00:00Z", 1 + dice.roll(9)), prompt, completion, "0.0123");
+        self.made(resource, model, prompt, completion);
+    }
+
+    /// Compares what Waldur holds with what was used: never more, and at rest the same, but for the calls of models that are
+    /// not told apart.
+    fn compare(&self, at_rest: bool, cut: &[Uuid]) {
+        let thousand = Decimal::from(1000);
+        for resource in &self.resources {
+            let told = self.world.waldur.usages(*resource, "2026-11");
+            let told = |kind: String| told.get(&kind).copied().unwrap_or_default();
+            let mut all = (0, 0);
+            for model in SOLD {
+                let made = self.made.get(&(*resource, model)).copied().unwrap_or_default();
+                all = (all.0 + made.0, all.1 + made.1);
+                let exact = at_rest && !(model.starts_with("pub-") && cut.contains(resource));
+                for (side, tokens) in [("input", made.0), ("output", made.1)] {
+                    let (told, made) = (told(format!("{model}:{side}")), llm_access_agent::domain::amount(Decimal::from(tokens), thousand));
+                    assert!(told == made || (!exact && told < made), "{model}:{side} of {}: {told} of {made}", resource.simple());
+                }
+            }
+            for (side, tokens) in [("input", all.0), ("output", all.1)] {
+                let (told, made) = (told(format!("{side}_tokens")), llm_access_agent::domain::amount(Decimal::from(tokens), thousand));
+                assert!(told == made || (!at_rest && told < made), "{side}_tokens of {}: {told} of {made}", resource.simple());
+            }
+            // Failed calls cost nothing here.
+            let (told, made) = (told("spend".into()), self.world.gateway.owed(&id(*resource), "2026-11"));
+            let made = llm_access_agent::domain::amount(made, Decimal::ONE);
+            assert!(told == made || (!at_rest && told < made), "spend of {}: {told} of {made}", resource.simple());
+        }
+    }
+}
+
+#[tokio::test]
+async fn any_calls_losses_faults_and_restarts_end_with_what_was_used() {
+    any_calls(false).await;
+}
+
+#[tokio::test]
+async fn any_calls_losses_faults_and_restarts_end_with_what_was_used_but_for_failed_calls() {
+    any_calls(true).await;
+}
+
+async fn any_calls(exclude: bool) {
+    for seed in seeds(3) {
+        println!("SEED={seed}");
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let world = World::new(PROFILES[usize::try_from(seed % 3).unwrap()]).await;
+        per_model(&world);
+        shared_upstream(&world);
+        for model in ["pub-a", "pub-b"] {
+            world.waldur.add_usage_component(world.offering, &format!("{model}:output"));
+        }
+        world.waldur.set_models(world.offering, &SOLD);
+        world.write("catalogue.yml", &llm_access_tests::catalogue(&["kestrel-8b", "heron-70b", "pub-a", "pub-b"]));
+        let config = if exclude { "usage: {failed_calls: exclude}\n" } else { "" };
+        let mut agent = world.agent_with(config).await;
+        let mut resources = Vec::new();
+        for name in ["aurora", "borealis", "corona"] {
+            resources.push(world.sold(&agent, name, &SOLD).await);
+        }
+        let mut here = Customers { world, resources, made: BTreeMap::new(), exclude };
+        let mut cut: Vec<Uuid> = Vec::new();
+        for _ in 0..20 {
+            for _ in 0..dice.roll(6) {
+                here.call(&mut dice);
+            }
+            let world = &here.world;
+            let resource = here.resources[usize::try_from(dice.roll(3)).unwrap()];
+            world.faults.reset_calls();
+            match dice.roll(12) {
+                0 => agent = world.agent_with(config).await,
+                1 | 2 => {
+                    let fault = match dice.roll(5) {
+                        0 => Fault::LoseAnswer,
+                        1 => Fault::Truncate,
+                        2 => Fault::status(502, ""),
+                        3 => Fault::Replace {
+                            status: 200,
+                            headers: vec![("content-type".into(), "application/json".into())],
+                            body: "{}".into(),
+                        },
+                        _ => Fault::Refuse,
+                    };
+                    world.faults.at_call(usize::try_from(1 + dice.roll(25)).unwrap(), fault);
+                }
+                3 => {
+                    // A row comes while the pages are read.
+                    let (gateway, team, prompt) = (world.gateway.clone(), id(resource), 1 + dice.roll(900));
+                    let when = world.clock.now();
+                    world.faults.before_call(usize::try_from(1 + dice.roll(6)).unwrap(), move || {
+                        let usage = Usage { prompt_tokens: prompt, completion_tokens: 0, cached_tokens: 0, spend: Decimal::ONE };
+                        gateway.add_usage(Some(&team), &format!("late-{team}"), "heron-70b", when, usage);
+                    });
+                    // Every pass makes so many calls.
+                    drop(agent.usage_beat().await);
+                    assert!(world.faults.count() >= 6, "{}", world.faults.count());
+                    here.made(resource, "heron-70b", prompt, 0);
+                }
+                4 => world.gateway.set_ledger_page([1, 3, 10, 1000][usize::try_from(dice.roll(4)).unwrap()]),
+                5 => {
+                    let hash = world.gateway.live_keys(&id(resource)).first().map(|key| key.hash.clone());
+                    hash.map(|hash| world.gateway.delete_key(&hash));
+                    world.slow_beat(&agent).await;
+                }
+                6 => {
+                    world.gateway.delete_team(&id(resource));
+                    for _ in 0..2 {
+                        world.slow_beat(&agent).await;
+                    }
+                }
+                7 if world.gateway.lose_call(&id(resource), "pub-a", false) => cut.push(resource),
+                8 => world.gateway.remove_model("pub-b"),
+                9 => world.advance(Duration::from_secs(86_400)),
+                10 => {
+                    let other = world.agent_with(config).await;
+                    drop(tokio::join!(agent.usage_beat(), other.usage_beat()));
+                }
+                11 => world.gateway.restart(),
+                _ => {}
+            }
+            if dice.roll(2) == 0 {
+                here.late(&mut dice);
+            }
+            drop(agent.usage_beat().await);
+            here.compare(false, &cut);
+            here.world.advance(Duration::from_secs(60));
+        }
+        here.world.faults.clear();
+        // A day on, when no store has anything to come.
+        here.world.advance(Duration::from_secs(2 * 86_400));
+        for _ in 0..2 {
+            pass(&agent).await;
+        }
+        here.compare(true, &cut);
+        here.world.faults.reset_calls();
+        pass(&agent).await;
+        assert_eq!(sent(&here.world), Vec::<String>::new(), "seed {seed}");
+        // Also what was used before an end.
+        let last = here.resources[2];
+        here.world.waldur.terminate(last);
+        here.world.run_to_rest(&agent, 90).await;
+        here.compare(true, &cut);
     }
 }
