@@ -974,6 +974,7 @@ fn seeds(count: u64) -> Vec<u64> {
 
 /// Customers of one world, and what they used by resource and model: input and output tokens.
 struct Customers {
+    seed: u64,
     world: World,
     resources: Vec<Uuid>,
     made: BTreeMap<(Uuid, &'static str), (u64, u64)>,
@@ -1023,7 +1024,7 @@ impl Customers {
     /// Compares what Waldur holds with what was used: never more, and at rest the same, but for the calls of models that are
     /// not told apart.
     fn compare(&self, at_rest: bool, cut: &[Uuid]) {
-        let thousand = Decimal::from(1000);
+        let (seed, thousand) = (self.seed, Decimal::from(1000));
         for resource in &self.resources {
             let told = self.world.waldur.usages(*resource, "2026-11");
             let told = |kind: String| told.get(&kind).copied().unwrap_or_default();
@@ -1034,17 +1035,21 @@ impl Customers {
                 let exact = at_rest && !(model.starts_with("pub-") && cut.contains(resource));
                 for (side, tokens) in [("input", made.0), ("output", made.1)] {
                     let (told, made) = (told(format!("{model}:{side}")), llm_access_agent::domain::amount(Decimal::from(tokens), thousand));
-                    assert!(told == made || (!exact && told < made), "{model}:{side} of {}: {told} of {made}", resource.simple());
+                    assert!(
+                        told == made || (!exact && told < made),
+                        "SEED={seed} {model}:{side} of {}: {told} of {made}",
+                        resource.simple()
+                    );
                 }
             }
             for (side, tokens) in [("input", all.0), ("output", all.1)] {
                 let (told, made) = (told(format!("{side}_tokens")), llm_access_agent::domain::amount(Decimal::from(tokens), thousand));
-                assert!(told == made || (!at_rest && told < made), "{side}_tokens of {}: {told} of {made}", resource.simple());
+                assert!(told == made || (!at_rest && told < made), "SEED={seed} {side}_tokens of {}: {told} of {made}", resource.simple());
             }
             // Failed calls cost nothing here.
             let (told, made) = (told("spend".into()), self.world.gateway.owed(&id(*resource), "2026-11"));
             let made = llm_access_agent::domain::amount(made, Decimal::ONE);
-            assert!(told == made || (!at_rest && told < made), "spend of {}: {told} of {made}", resource.simple());
+            assert!(told == made || (!at_rest && told < made), "SEED={seed} spend of {}: {told} of {made}", resource.simple());
         }
     }
 }
@@ -1061,7 +1066,6 @@ async fn any_calls_losses_faults_and_restarts_end_with_what_was_used_but_for_fai
 
 async fn any_calls(exclude: bool) {
     for seed in seeds(3) {
-        println!("SEED={seed}");
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let world = World::new(PROFILES[usize::try_from(seed % 3).unwrap()]).await;
         per_model(&world);
@@ -1077,7 +1081,7 @@ async fn any_calls(exclude: bool) {
         for name in ["aurora", "borealis", "corona"] {
             resources.push(world.sold(&agent, name, &SOLD).await);
         }
-        let mut here = Customers { world, resources, made: BTreeMap::new(), exclude };
+        let mut here = Customers { seed, world, resources, made: BTreeMap::new(), exclude };
         let mut cut: Vec<Uuid> = Vec::new();
         for _ in 0..20 {
             for _ in 0..dice.roll(6) {
