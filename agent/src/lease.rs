@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use llm_access_k8s::{Lease, LeaseSettings};
+use llm_access_k8s::{Lease, LeaseSettings, Secrets};
 
 use crate::agent::{Agent, BuildError, kubernetes_api};
+use crate::config::Config;
 
 /// The longest time between two looks at the Lease. A holder that stops gives the Lease back, so that this is how long its
 /// successor takes to notice.
@@ -23,8 +24,7 @@ fn look_every(duration: Duration) -> Duration {
 /// A Lease without a cluster to keep it in.
 pub async fn elect(agent: &Agent) -> Result<Option<Lease>, BuildError> {
     let Some(config) = &agent.config.lease else { return Ok(None) };
-    let api =
-        kubernetes_api(&agent.config).await?.ok_or_else(|| BuildError::Secrets("a lease needs `secrets.store: kubernetes`".into()))?;
+    let api = cluster(&agent.config).await?;
     let settings = LeaseSettings {
         duration: config.duration,
         retry: look_every(config.duration),
@@ -47,6 +47,21 @@ pub async fn elect(agent: &Agent) -> Result<Option<Lease>, BuildError> {
         }
     });
     Ok(Some(lease))
+}
+
+/// Tries what the election needs, changing nothing. Says what it found; `None` where no Lease is configured.
+///
+/// # Errors
+/// What is missing, and what to do about it.
+pub async fn check(config: &Config) -> Result<Option<String>, String> {
+    let Some(lease) = &config.lease else { return Ok(None) };
+    let api = cluster(config).await.map_err(|error| error.to_string())?;
+    Lease::probe(&api, &lease.namespace, &lease.name).await.map_err(|error| error.to_string())?;
+    Ok(Some(format!("{}/{} may be read, made and renewed", lease.namespace, lease.name)))
+}
+
+async fn cluster(config: &Config) -> Result<Secrets, BuildError> {
+    kubernetes_api(config).await?.ok_or_else(|| BuildError::Secrets("a lease needs `secrets.store: kubernetes`".into()))
 }
 
 /// The pod's name where there is one, and something that no earlier process of the same name had.

@@ -173,10 +173,7 @@ impl Error {
                 } else if why.contains("being terminated") {
                     format!("namespace {} is being deleted: create it again or correct the configuration", call.namespace)
                 } else {
-                    format!(
-                        "grant verb {} on {} in namespace {} to the agent's service account by a Role and a RoleBinding",
-                        call.verb, call.resource, call.namespace
-                    )
+                    call.right()
                 };
                 Self::Denied { what, why, remedy }
             }
@@ -236,6 +233,12 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// How to get the right to it.
+    pub(crate) fn right(&self) -> String {
+        let Self { verb, resource, namespace, .. } = self;
+        format!("grant verb {verb} on {resource} in namespace {namespace} to the agent's service account by a Role and a RoleBinding")
+    }
+
     fn writes(&self) -> bool {
         !matches!(self.verb, "get" | "list")
     }

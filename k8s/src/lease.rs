@@ -80,6 +80,18 @@ impl Lease {
         Ok(Self { leading, stop: Some(stop), task, within })
     }
 
+    /// Proves, without changing anything, that we may read, make and renew a Lease.
+    ///
+    /// # Errors
+    /// `Denied` naming the missing verb.
+    pub async fn probe(secrets: &Secrets, namespace: &str, name: &str) -> Result<()> {
+        // A right to create cannot be limited by name.
+        for (verb, name) in [("get", name), ("create", ""), ("patch", name)] {
+            secrets.may(&Call { verb, resource: "leases", namespace, name }, "coordination.k8s.io").await?;
+        }
+        Ok(())
+    }
+
     /// Whether we hold the Lease right now.
     #[must_use]
     pub fn is_leader(&self) -> bool {

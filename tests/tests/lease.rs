@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use llm_access_agent::lease::check;
 use llm_access_fixtures::faults::{Fault, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::{Store, World, checker};
@@ -135,6 +136,22 @@ async fn one_acts_and_the_other_shows_that_it_lives() {
     let (_, body) = first.get("/metrics").await;
     assert!(body.lines().any(|line| line.starts_with("llm_access_leading 1")), "{body}");
     world.check();
+}
+
+#[tokio::test]
+async fn check_says_which_right_on_the_lease_is_missing() {
+    let world = World::new(Profile::Late2026).await;
+    world.kube.add_namespace(NAMESPACE);
+    let config = world.config(&format!("lease: {{namespace: {NAMESPACE}}}\n"));
+    assert_eq!(check(&world.config("")).await, Ok(None));
+    assert_eq!(check(&config).await, Ok(Some("llm-access/llm-access-agent may be read, made and renewed".into())));
+    for verb in ["get", "create", "patch"] {
+        world.kube.deny(verb, "leases", NAMESPACE);
+        let said = check(&config).await.unwrap_err();
+        assert!(said.contains(&format!("grant verb {verb} on leases in namespace {NAMESPACE}")), "{said}");
+        world.kube.allow_all();
+    }
+    assert!(world.kube.lease(NAMESPACE, "llm-access-agent").is_none(), "asking changes nothing");
 }
 
 #[tokio::test]

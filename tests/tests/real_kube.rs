@@ -9,7 +9,7 @@ use llm_access_agent::agent::Agent;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
-use llm_access_tests::real::{Cluster, Daemon, Outage, RealStore, RealWorld, Right, Time, Variant, eventually, told};
+use llm_access_tests::real::{Cluster, Daemon, Outage, RealStore, RealWorld, Right, Time, Variant, command, eventually, told};
 use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -173,8 +173,11 @@ async fn nobody_leads_without(right: &Right, world: &RealWorld) {
         cluster.write(Method::DELETE, &lease_path(cluster), json!({})).await;
     }
     cluster.take(right).await;
-    let daemon = Daemon::start(&replica(world, "6s"), &world.write("replica.log", ""));
+    let config = replica(world, "6s");
     let wanted = format!("grant verb {} on leases in namespace {}", right.verb, cluster.own);
+    let checked = command(&config, &["check"]).await.printed;
+    assert!(checked.lines().any(|line| line.starts_with("FAIL  lease") && line.contains(&wanted)), "{checked}");
+    let daemon = Daemon::start(&config, &world.write("replica.log", ""));
     eventually("the name of the right", async || if daemon.log().contains(&wanted) { Ok(()) } else { Err(daemon.log()) }).await;
     assert!(!leads(&daemon), "{}", daemon.log());
     cluster.give_back(right).await;

@@ -90,6 +90,11 @@ pub async fn check(agent: &Agent, warnings: &[String], files: &[PathBuf]) -> Res
         Ok(detail) => report.ok("secrets", detail),
         Err(error) => report.fail("secrets", tls::with_cure(Peer::Secrets, error.to_string())),
     }
+    match crate::lease::check(&agent.config).await {
+        Ok(None) => {}
+        Ok(Some(detail)) => report.ok("lease", detail),
+        Err(problem) => report.fail("lease", problem),
+    }
     report.ok("optional features", features(agent));
     report.end()
 }
