@@ -13,6 +13,7 @@ use llm_access_agent::usage::report::{How, Outcome};
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::litellm::Usage;
 use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::crash::{self, Story};
 use llm_access_tests::{PROFILES, World, catalogue};
 use rust_decimal::Decimal;
 use uuid::Uuid;
@@ -648,6 +649,70 @@ async fn what_a_process_misfiled_before_it_ended_is_set_right_by_the_next() {
     pass(&agent).await;
     assert_eq!(sent(&world), 0);
     assert!(said(&agent, "usage-month-unreported").contains("spend 100.00"));
+}
+
+/// Passes of an agent, each of whose calls may fail in every way or be its last.
+struct Passes {
+    profile: Profile,
+    /// The server ignores the date of usage.
+    undated: bool,
+    /// The plan changed after a first report, on a server that divides what it is told or does not.
+    switched: Option<bool>,
+}
+
+impl Story for Passes {
+    async fn prepare(&self) -> World {
+        let world = World::new(self.profile).await;
+        world.waldur.ignore_usage_dates(self.undated);
+        if let Some(splits) = self.switched {
+            world.waldur.split_plans(splits);
+        }
+        world.set_time("2026-12-01T06:00:00Z");
+        let resource = sold(&world, "aurora");
+        spent(&world, resource, "2026-12-01T02:00:00Z", "3.00");
+        if self.switched.is_some() {
+            pass(&world.patient().await).await;
+            world.waldur.switch_plan(resource, world.waldur.add_plan(world.offering, "Large"));
+            spent(&world, resource, "2026-12-01T04:00:00Z", "4.00");
+        }
+        if self.undated {
+            spent(&world, resource, "2026-11-30T10:00:00Z", "100.00");
+        }
+        world
+    }
+
+    fn begin(&self, _: &World) {}
+
+    async fn turn(&self, world: &World, agent: &Agent) {
+        for _ in 0..3 {
+            drop(agent.usage_beat().await);
+            world.advance(Duration::from_secs(1200));
+        }
+    }
+
+    fn is_at_rest(&self, _: &Agent) -> bool {
+        true
+    }
+
+    fn picture(&self, world: &World) -> Vec<String> {
+        let resource = world.waldur.resources()[0].uuid;
+        let december = if self.switched.is_some() { "7.00" } else { "3.00" };
+        assert_eq!((spend(world, resource, "2026-11"), spend(world, resource, "2026-12")), ("none".into(), december.into()));
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_process_may_end_while_a_server_misfiles_what_it_is_told() {
+    crash::everywhere("a server that ignores dates", &Passes { profile: Profile::Late2026, undated: true, switched: None });
+}
+
+#[test]
+fn a_process_may_end_while_a_month_with_two_plans_is_told() {
+    for (profile, splits) in [(Profile::Y2024, false), (Profile::Late2026, true), (Profile::Late2026, false)] {
+        let name = format!("two plans, {profile:?}, divided by the server: {splits}");
+        crash::everywhere(&name, &Passes { profile, undated: false, switched: Some(splits) });
+    }
 }
 
 #[tokio::test]

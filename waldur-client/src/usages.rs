@@ -69,8 +69,8 @@ pub struct UsageReport<'a> {
     pub daily: &'a [DailyUsage],
     /// A moment of the month, for servers that date usage; a 2024 server ignores it and files under its own month.
     pub date: Option<Timestamp>,
-    /// A note that the server keeps with each figure and shows to people.
-    pub description: Option<&'a str>,
+    /// A note for each of the figures, in their order, that the server keeps and shows to people; or none at all.
+    pub descriptions: &'a [String],
 }
 
 /// A time in which a resource had one plan. Servers of 2024 keep usage apart for each.
@@ -180,14 +180,14 @@ impl Client {
 
 fn report_body(report: &UsageReport<'_>) -> Map<String, Value> {
     let mut body = Map::new();
-    let total = |usage: &Usage| {
+    let total = |(at, usage): (usize, &Usage)| {
         let mut total = json!({"type": usage.kind, "amount": two_decimals(usage.amount)});
-        if let Some(description) = report.description {
-            total["description"] = description.into();
+        if let Some(description) = report.descriptions.get(at) {
+            total["description"] = description.as_str().into();
         }
         total
     };
-    body.insert("usages".into(), report.usages.iter().map(total).collect());
+    body.insert("usages".into(), report.usages.iter().enumerate().map(total).collect());
     if !report.daily.is_empty() {
         let part = |day: &DailyUsage| json!({"type": day.kind, "date": day.date.to_string(), "amount": two_decimals(day.amount)});
         body.insert("daily_usages".into(), report.daily.iter().map(part).collect());

@@ -110,17 +110,46 @@ pub(crate) struct Held {
     pub by_kind: BTreeMap<String, Decimal>,
     /// Components whose figure was sent for another month, and for which: this server ignored the date.
     misfiled: BTreeMap<String, BillingMonth>,
+    /// What components were told over all plans of the month, before it was known what the server does with that.
+    over_plans: BTreeMap<String, Decimal>,
     /// There are figures of several plans.
     pub many_plans: bool,
 }
 
-/// How a figure with a date is marked, so that one that a server files under another month is known for what it is, also by
-/// another process.
-fn mark(month: BillingMonth) -> String {
-    format!("{MARK}{month}")
+/// A mark on a figure, so that one that the server made something else of is known for what it is, also by another process:
+/// it was filed under another month than that of its date, or added to what earlier plans hold.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    month: BillingMonth,
+    /// The figure is the month's total over several plans.
+    over_plans: bool,
 }
 
 const MARK: &str = "usage of ";
+const OVER_PLANS: &str = " over all plans";
+
+impl Mark {
+    fn on(self, usage: &Usage) -> String {
+        let month = self.month;
+        if self.over_plans { format!("{MARK}{month}: {:.2}{OVER_PLANS}", usage.amount) } else { format!("{MARK}{month}") }
+    }
+
+    /// The month and the total that a mark tells of.
+    fn read(text: &str) -> Option<(BillingMonth, Option<Decimal>)> {
+        let mark = text.strip_prefix(MARK)?;
+        let (month, total) = mark.split_once(": ").map_or((mark, None), |(month, rest)| (month, rest.strip_suffix(OVER_PLANS)));
+        Some((month.parse().ok()?, total.and_then(|total| total.parse().ok())))
+    }
+}
+
+impl Held {
+    /// Whether a figure was put into this month by mistake: it was sent for another one, or the server shows more than it was
+    /// told over all plans.
+    fn is_mistaken(&self, kind: &str) -> bool {
+        let more = self.over_plans.get(kind).is_some_and(|told| self.by_kind.get(kind).is_some_and(|shown| shown > told));
+        more || self.misfiled.contains_key(kind)
+    }
+}
 
 impl Agent {
     /// Reports one month of one resource. The caller holds the resource: a report that was computed from an older reading
@@ -136,18 +165,17 @@ impl Agent {
     ) -> Result<Reported, Failure> {
         let id = resource.uuid;
         let held = self.held(id, month).await?;
-        // What was filed here by mistake counts as not there, whatever of the month is known.
+        // What was filed here by mistake, or added to what it contains, counts as not there, whatever of the month is known.
         let ledger = |kind: &str| amounts.by_kind.get(kind).copied().unwrap_or_default();
-        let wrong: BTreeSet<String> = held
-            .misfiled
-            .keys()
-            .filter(|kind| seller.usable.contains(*kind) && held.by_kind.get(*kind).is_some_and(|value| *value > ledger(kind)))
-            .cloned()
-            .collect();
+        let mistaken = held.by_kind.iter().filter(|(kind, value)| held.is_mistaken(kind) && **value > ledger(kind));
+        let wrong: BTreeSet<String> = mistaken.map(|(kind, _)| kind.clone()).filter(|kind| seller.usable.contains(kind)).collect();
         let (unknown, wrong): (BTreeSet<String>, BTreeSet<String>) = wrong.into_iter().partition(|kind| amounts.unknown.contains(kind));
         self.note_misfiled(id, month, &held, &wrong, &unknown);
-        if !wrong.is_empty() {
+        if wrong.iter().any(|kind| held.misfiled.contains_key(kind)) {
             self.features.learn(Feature::DatedUsage, false);
+        }
+        if wrong.iter().any(|kind| held.over_plans.contains_key(kind)) {
+            self.features.learn(Feature::PlanSplit, false);
         }
         let mut believed = held.by_kind.clone();
         believed.retain(|kind, _| !wrong.contains(kind));
@@ -247,9 +275,12 @@ impl Agent {
         let splits = earlier.is_empty() || self.splits_plans(id).await?;
         let totals = decision.send;
         let daily = daily_of(seller, days, amounts);
-        // What is marked for another month is marked anew.
-        let note = (date.is_some() || !held.misfiled.is_empty()).then(|| mark(month));
-        let call = Call { offering: seller.offering, resource: id, daily: &daily, date, note: note.as_deref(), past };
+        // What is marked otherwise is marked anew.
+        let marks = date.is_some() || !earlier.is_empty() || !held.misfiled.is_empty() || !held.over_plans.is_empty();
+        let plain = marks.then_some(Mark { month, over_plans: false });
+        let unsure = splits && !earlier.is_empty() && self.features.known(Feature::PlanSplit).is_none();
+        let mark = if unsure { Some(Mark { month, over_plans: true }) } else { plain };
+        let call = Call { offering: seller.offering, resource: id, daily: &daily, date, mark, past };
         let send = if splits { totals.clone() } else { rest(&totals, &earlier) };
         self.memory().usage.sending.insert((id, month));
         let sending = self.send(&call, send).await;
@@ -275,7 +306,7 @@ impl Agent {
             };
             if holds(&shown, &other) {
                 self.features.learn(Feature::PlanSplit, !splits);
-                self.send(&call, instead).await?;
+                self.send(&Call { mark: plain, ..call }, instead).await?;
                 shown = self.held(id, month).await?;
             }
         } else if !earlier.is_empty() {
@@ -324,9 +355,11 @@ impl Agent {
         let rows = self.waldur.usages(resource, month.first_day()).await?;
         let mut held = Held::default();
         for row in rows {
-            let meant = row.description.strip_prefix(MARK).and_then(|meant| meant.parse::<BillingMonth>().ok());
-            if let Some(meant) = meant.filter(|meant| *meant != month) {
-                held.misfiled.insert(row.kind.clone(), meant);
+            if let Some((meant, total)) = Mark::read(&row.description) {
+                if meant != month {
+                    held.misfiled.insert(row.kind.clone(), meant);
+                }
+                held.over_plans.extend(total.map(|total| (row.kind.clone(), total)));
             }
             held.many_plans |= held.by_kind.contains_key(&row.kind);
             hold(&mut held.by_kind, row.kind, row.usage);
@@ -354,6 +387,8 @@ impl Agent {
     /// Says which figures of a month were sent for another one: `wrong` ones are set right, `unknown` ones nobody can.
     fn note_misfiled(&self, resource: Uuid, month: BillingMonth, held: &Held, wrong: &BTreeSet<String>, unknown: &BTreeSet<String>) {
         let subject = format!("{} {month}", resource.simple());
+        let misfiled = |kinds: &BTreeSet<String>| kinds.iter().filter(|kind| held.misfiled.contains_key(*kind)).cloned().collect();
+        let (wrong, unknown): (BTreeSet<String>, BTreeSet<String>) = (misfiled(wrong), misfiled(unknown));
         if wrong.is_empty() && unknown.is_empty() {
             self.conditions.clear(MISFILED, subject);
             return;
@@ -365,10 +400,10 @@ impl Agent {
         let list = |kinds: &BTreeSet<String>| kinds.iter().map(figure).collect::<Vec<_>>().join(", ");
         let mut words = Vec::new();
         if !wrong.is_empty() {
-            words.push(format!("{} is replaced by what the ledger shows with the next report of {month}", list(wrong)));
+            words.push(format!("{} is replaced by what the ledger shows with the next report of {month}", list(&wrong)));
         }
         if !unknown.is_empty() {
-            words.push(format!("{} stays, since the gateway does not tell what that model used; set it by hand", list(unknown)));
+            words.push(format!("{} stays, since the gateway does not tell what that model used; set it by hand", list(&unknown)));
         }
         self.conditions.raise(
             MISFILED,
@@ -419,7 +454,7 @@ impl Agent {
         let mut daily = call.daily.to_vec();
         for _ in 0..MOST_TRIES {
             daily.retain(|day| left.iter().any(|usage| usage.kind == day.kind));
-            let report = UsageReport { usages: &left, daily: &daily, date: call.date, description: call.note };
+            let report = UsageReport { usages: &left, daily: &daily, date: call.date, descriptions: &call.marks(&left) };
             let error = match self.waldur.report_usage(call.resource, &report).await {
                 Ok(()) => {
                     // It may have been refused an hour ago.
@@ -482,7 +517,7 @@ impl Agent {
         let mut open: Vec<Vec<Usage>> = if usages.len() > 1 { halves(usages).into() } else { Vec::new() };
         for _ in 0..MOST_TRIES {
             let Some(batch) = open.pop() else { break };
-            let report = UsageReport { usages: &batch, daily: &[], date: call.date, description: call.note };
+            let report = UsageReport { usages: &batch, daily: &[], date: call.date, descriptions: &call.marks(&batch) };
             match self.waldur.report_usage(call.resource, &report).await {
                 Ok(()) => {}
                 Err(error) if error.class() == Class::Refused && batch.len() > 1 => open.extend(halves(&batch)),
@@ -561,9 +596,15 @@ struct Call<'a> {
     resource: Uuid,
     daily: &'a [DailyUsage],
     date: Option<jiff::Timestamp>,
-    note: Option<&'a str>,
+    mark: Option<Mark>,
     /// The month is over.
     past: bool,
+}
+
+impl Call<'_> {
+    fn marks(&self, usages: &[Usage]) -> Vec<String> {
+        self.mark.map(|mark| usages.iter().map(|usage| mark.on(usage)).collect()).unwrap_or_default()
+    }
 }
 
 fn forget_refusals(refused: &mut HashMap<(Uuid, String), jiff::Timestamp>, now: jiff::Timestamp) {

@@ -145,7 +145,7 @@ async fn usage() {
         server.seen()[0].json(),
         json!({"resource": RESOURCE, "usages": [{"type": "a", "amount": "0.00"}], "date": "2026-11-30T23:59:59Z"})
     );
-    let noted = UsageReport { usages: &[usage("a", "1")], description: Some("usage of 2026-11"), ..UsageReport::default() };
+    let noted = UsageReport { usages: &[usage("a", "1")], descriptions: &["usage of 2026-11".to_owned()], ..UsageReport::default() };
     server.client().report_usage(uuid(RESOURCE), &noted).await.unwrap();
     assert_eq!(
         server.seen()[1].json(),
