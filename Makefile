@@ -45,7 +45,7 @@ sabotage: ## plant faults into a copy of the agent, one at a time, and see that 
 	$(CARGO) run -q -p llm-access-tests --bin sabotage -- $(FAULTS)
 
 .PHONY: fuzz
-fuzz: ## feed the decoders with what a fuzzer makes up, SECONDS=60 each (needs cargo-fuzz)
+fuzz: ## feed the decoders with what a fuzzer makes up, SECONDS=60 each (needs a C++ compiler)
 	tests/fuzz/run $(SECONDS)
 
 .PHONY: lint
