@@ -16,6 +16,7 @@ use crate::catalogue::{self, Catalogue, Remembered, View, Watch};
 use crate::clock::Clock;
 use crate::conditions::Conditions;
 use crate::config::{Config, OfferingConfig, SecretsConfig, TokenUnit, WaldurAuth};
+use crate::events::Events;
 use crate::features::{Feature, Features};
 use crate::gate::{Gates, Peer};
 use crate::plan::{Obstacle, Rules};
@@ -97,6 +98,8 @@ pub(crate) struct Memory {
     pub(crate) usage: crate::usage::Memory,
     /// Changes of deployments that the gateway refused, or took and did not keep, by deployment: what, when, and why.
     pub(crate) registrations: HashMap<String, (String, Timestamp, String)>,
+    /// Deployments that were restarted for their Secrets, or could not be.
+    pub(crate) restarts: HashMap<(String, String), crate::restart::Restarted>,
 }
 
 impl std::ops::Deref for Agent {
@@ -262,7 +265,7 @@ impl Agent {
     /// # Errors
     /// Addresses, CA files or a cluster that cannot be used.
     pub async fn new(config: Config, clock: Clock) -> Result<Self, BuildError> {
-        let secrets = secret_store(&config).await?;
+        let secrets = secret_store(&config, &clock).await?;
         Self::with_store(config, clock, secrets)
     }
 
@@ -292,7 +295,7 @@ impl Agent {
         .map_err(BuildError::Gateway)?;
         Ok(Self(Arc::new(Inner {
             features: Features::new(clock.clone()),
-            conditions: Conditions::new(clock.clone()),
+            conditions: Conditions::new(clock.clone(), secrets.events().clone()),
             gates: Gates::default(),
             schedule: Schedule::new(clock.clone(), config.backoff.clone()),
             workers: Arc::new(Semaphore::new(config.concurrency.orders.max(1))),
@@ -541,6 +544,7 @@ impl Agent {
         self.tasks.close();
         self.tasks.wait().await;
         self.tasks.reopen();
+        self.secrets.events().flush().await;
     }
 
     /// The configured offering of this uuid.
@@ -563,7 +567,7 @@ fn waldur_settings(config: &Config, auth: waldur_client::Auth) -> Result<waldur_
     })
 }
 
-async fn secret_store(config: &Config) -> Result<SecretStore, BuildError> {
+async fn secret_store(config: &Config, clock: &Clock) -> Result<SecretStore, BuildError> {
     match &config.secrets {
         SecretsConfig::Directory { path } => {
             Directory::new(path.clone(), &config.owner).map(SecretStore::Directory).map_err(|e| BuildError::Secrets(e.to_string()))
@@ -571,9 +575,23 @@ async fn secret_store(config: &Config) -> Result<SecretStore, BuildError> {
         SecretsConfig::Kubernetes { chat, key_namespace, .. } => {
             let api = kubernetes_api(config).await?.ok_or_else(|| BuildError::Secrets("no cluster is configured".into()))?;
             let namespaces = Namespaces { chat: chat.clone(), keys: key_namespace.clone() };
-            Ok(SecretStore::Kubernetes(Kubernetes::new(api, &config.owner, namespaces)))
+            let events = events(config, &api, clock);
+            Ok(SecretStore::Kubernetes(Kubernetes::new(api, &config.owner, namespaces).telling(events)))
         }
     }
+}
+
+fn events(config: &Config, api: &llm_access_k8s::Secrets, clock: &Clock) -> Events {
+    let Some(settings) = &config.events else { return Events::off() };
+    let pod = settings.pod.as_ref().map(|pod| llm_access_k8s::Subject {
+        api_version: "v1",
+        kind: "Pod",
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: Some(pod.uid.clone()),
+    });
+    let instance = pod.as_ref().map_or_else(|| std::env::var("HOSTNAME").unwrap_or_default(), |pod| pod.name.clone());
+    Events::new(llm_access_k8s::Events::new(api, &instance), pod, clock.clone())
 }
 
 /// The cluster, where Secrets are kept in one.

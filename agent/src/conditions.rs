@@ -8,6 +8,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::clock::Clock;
+use crate::events::Events;
 
 /// One thing that is wrong, or was noticed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -28,6 +29,7 @@ const MOST_TOLD: usize = 16;
 #[derive(Debug)]
 pub struct Conditions {
     clock: Clock,
+    events: Events,
     held: Mutex<BTreeMap<(&'static str, String), Condition>>,
 }
 
@@ -35,10 +37,10 @@ pub struct Conditions {
 const MOST_SUBJECTS: usize = 200;
 
 impl Conditions {
-    /// None holds.
+    /// None holds. That one begins or ends to hold for anything is told to `events`.
     #[must_use]
-    pub fn new(clock: Clock) -> Self {
-        Self { clock, held: Mutex::default() }
+    pub fn new(clock: Clock, events: Events) -> Self {
+        Self { clock, events, held: Mutex::default() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(&'static str, String), Condition>> {
@@ -49,6 +51,7 @@ impl Conditions {
     pub fn raise(&self, name: &'static str, subject: impl ToString, message: impl ToString) {
         let (key, message) = ((name, subject.to_string()), message.to_string());
         let mut held = self.lock();
+        let mut first = false;
         if let Some(condition) = held.get_mut(&key) {
             if condition.message == message {
                 return;
@@ -62,13 +65,18 @@ impl Conditions {
             }
             condition.told.push(message.clone());
         } else {
-            if held.keys().filter(|(n, _)| *n == name).count() >= MOST_SUBJECTS {
+            let others = held.keys().filter(|(n, _)| *n == name).count();
+            if others >= MOST_SUBJECTS {
                 return;
             }
+            first = others == 0;
             held.insert(key.clone(), Condition { since: self.clock.now(), message: message.clone(), told: vec![message.clone()] });
         }
         drop(held);
         metrics::gauge!("llm_access_condition", "condition" => name).set(1.0);
+        if first {
+            self.events.condition_raised(name, &message);
+        }
         tracing::warn!(condition = name, subject = key.1, "{message}");
     }
 
@@ -81,6 +89,7 @@ impl Conditions {
         drop(held);
         if !others {
             metrics::gauge!("llm_access_condition", "condition" => name).set(0.0);
+            self.events.condition_cleared(name, &condition.message);
         }
         tracing::info!(condition = name, subject = key.1, since = %condition.since, "no longer: {}", condition.message);
     }

@@ -15,7 +15,9 @@ use crate::domain::reference;
 use crate::features::Feature;
 use crate::gate::Peer;
 use crate::observe::Depth;
-use crate::plan::{Action, Observed, Obstacle, Removal, Rules, Verdict, approval, evaluate, plan_access, plan_removal, wanted_access};
+use crate::plan::{
+    Action, Observed, Obstacle, Removal, Rules, SecretDraft, Verdict, approval, evaluate, plan_access, plan_removal, wanted_access,
+};
 use crate::resources::TRIPPED;
 use crate::schedule::Busy;
 
@@ -433,7 +435,11 @@ impl Agent {
                 Ok(()) if storing => {
                     self.observe_secrets(&mut seen).await?;
                     if !stored_what_was_planned(&left, &seen) {
-                        return Err(foreign_secret(&left).into());
+                        let foreign = foreign_secret(&left);
+                        for draft in drafts(&left).filter(|draft| !is_stored(&seen, draft)) {
+                            self.secrets.tell_foreign(draft.alias.slot, draft.project, &draft.name, &foreign.to_string());
+                        }
+                        return Err(foreign.into());
                     }
                 }
                 Ok(()) | Err(Failure::Conflict { .. }) => {
@@ -574,11 +580,14 @@ fn foreign_backend(resource: &Resource) -> Option<Obstacle> {
 
 /// Whether every slot that was stored can be read back as ours.
 fn stored_what_was_planned(actions: &[Action], seen: &Observed) -> bool {
-    let listed = seen.secrets.as_ref();
-    drafts(actions).all(|draft| listed.is_some_and(|l| l.stored.iter().any(|s| s.connection.slot == draft.alias.slot)))
+    drafts(actions).all(|draft| is_stored(seen, draft))
 }
 
-fn drafts(actions: &[Action]) -> impl Iterator<Item = &crate::plan::SecretDraft> {
+fn is_stored(seen: &Observed, draft: &SecretDraft) -> bool {
+    seen.secrets.iter().flat_map(|listed| &listed.stored).any(|stored| stored.connection.slot == draft.alias.slot)
+}
+
+fn drafts(actions: &[Action]) -> impl Iterator<Item = &SecretDraft> {
     actions.iter().filter_map(|action| match action {
         Action::StoreSecret(draft) | Action::ReplaceSecret { draft, .. } => Some(draft),
         _ => None,

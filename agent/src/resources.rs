@@ -126,6 +126,7 @@ impl Agent {
         for id in &drift.orphans {
             self.begin_removal(*id);
         }
+        self.restart_webuis(&world);
         for (order, resource) in &drift.tripped {
             self.begin_retake(*order, *resource);
         }
@@ -535,6 +536,7 @@ impl Agent {
         let drained = async {
             while running.join_next().await.is_some() {}
             self.tasks.wait().await;
+            self.secrets.events().flush().await;
         };
         if tokio::time::timeout(grace, drained).await.is_err() {
             tracing::warn!("work in flight did not end within {grace:?}; the next start goes on where it stopped");

@@ -5,9 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
+use kube::api::PostParams;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Request;
 use kube::{Client, Config};
+use serde_json::{Value, json};
 use url::Url;
 
 use crate::Result;
@@ -146,6 +149,29 @@ macro_rules! exchange {
     };
 }
 pub(crate) use exchange;
+
+impl Cluster {
+    /// Asks the server whether we may make a call to a resource of an API group; every account may ask.
+    pub(crate) async fn may(&self, call: &Call<'_>, group: &str) -> Result<()> {
+        let mut attributes = json!({"namespace": call.namespace, "verb": call.verb, "resource": call.resource, "group": group});
+        if !call.name.is_empty() {
+            attributes["name"] = json!(call.name);
+        }
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        });
+        let reviews = Request::new("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews");
+        let text = exchange!(self, call, reviews.create(&PostParams::default(), review.to_string().into_bytes())).await?;
+        let answer: Value = serde_json::from_str(&text).map_err(|error| Error::not_understood(call, error))?;
+        match answer.pointer("/status/allowed").and_then(Value::as_bool) {
+            Some(true) => Ok(()),
+            Some(false) => Err(Error::Denied { what: call.to_string(), why: "the server says so".to_owned(), remedy: call.right() }),
+            None => Err(Error::not_understood(call, "it is not an access review")),
+        }
+    }
+}
 
 async fn config(settings: &Settings) -> Result<Config> {
     if let Some(url) = &settings.api_url {

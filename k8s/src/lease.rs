@@ -87,7 +87,7 @@ impl Lease {
     pub async fn probe(secrets: &Secrets, namespace: &str, name: &str) -> Result<()> {
         // A right to create cannot be limited by name.
         for (verb, name) in [("get", name), ("create", ""), ("patch", name)] {
-            secrets.may(&Call { verb, resource: "leases", namespace, name }, "coordination.k8s.io").await?;
+            secrets.cluster.may(&Call { verb, resource: "leases", namespace, name }, "coordination.k8s.io").await?;
         }
         Ok(())
     }

@@ -224,35 +224,9 @@ impl Secrets {
         };
         self.post(namespace, &draft, true).await?;
         for verb in ["patch", "delete"] {
-            self.may(&self.on(verb, namespace, "")?, "").await?;
+            self.cluster.may(&self.on(verb, namespace, "")?, "").await?;
         }
         Ok(())
-    }
-
-    /// Asks the server whether we may make this call to a resource of an API group; every account may ask.
-    pub(crate) async fn may(&self, call: &Call<'_>, group: &str) -> Result<()> {
-        let mut what = json!({"namespace": call.namespace, "verb": call.verb, "resource": call.resource, "group": group});
-        if !call.name.is_empty() {
-            what["name"] = json!(call.name);
-        }
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": what},
-        });
-        let body = review.to_string().into_bytes();
-        let text = exchange!(
-            self.cluster,
-            call,
-            Request::new("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").create(&PostParams::default(), body)
-        )
-        .await?;
-        let answer: Value = serde_json::from_str(&text).map_err(|error| Error::not_understood(call, shape(&error)))?;
-        match answer.pointer("/status/allowed").and_then(Value::as_bool) {
-            Some(true) => Ok(()),
-            Some(false) => Err(Error::Denied { what: call.to_string(), why: "the server says so".to_owned(), remedy: call.right() }),
-            None => Err(Error::not_understood(call, "it is not an access review")),
-        }
     }
 
     /// The call, once its path is known to be safe.

@@ -820,7 +820,9 @@ impl Cluster {
             cluster.write(Method::POST, "api/v1/namespaces", body).await;
         }
         // The rights as they are deployed, in the namespaces of this world and for the account that its agents have.
-        let rights = format!("{}---\n{}", manifest("role-secrets.yaml"), manifest("role-lease.yaml"))
+        let rights = ["role-secrets.yaml", "role-lease.yaml", "role-events.yaml"]
+            .map(manifest)
+            .join("---\n")
             .replace("    name: llm-access-agent\n    namespace: llm-access\n", "    name: agent\n    namespace: the-agents\n")
             .replace("  namespace: llm-keys\n", &format!("  namespace: {}\n", cluster.keys))
             .replace("  namespace: open-webui\n", &format!("  namespace: {}\n", cluster.chat))

@@ -237,8 +237,15 @@ fn the_pod_is_restricted() {
         assert_eq!((mount.read_only, mount.sub_path), (Some(true), None), "{}", mount.mount_path);
     }
     // Credentials are files: a variable would be in the pod's description, and could not be rotated.
-    let variables: Vec<String> = container.env.unwrap_or_default().into_iter().map(|variable| variable.name).collect();
-    assert_eq!((variables, container.env_from.is_none()), (vec!["LLM_ACCESS_CONFIG".to_owned()], true));
+    assert!(container.env_from.is_none());
+    let variables = container.env.unwrap_or_default();
+    let (told, learnt): (Vec<_>, Vec<_>) = variables.into_iter().partition(|variable| variable.value.is_some());
+    assert_eq!(told.into_iter().map(|variable| variable.name).collect::<Vec<_>>(), ["LLM_ACCESS_CONFIG"]);
+    for variable in learnt {
+        let from = variable.value_from.unwrap();
+        assert!(from.field_ref.is_some() && from.secret_key_ref.is_none(), "{}", variable.name);
+        assert!(variable.name.starts_with("LLM_ACCESS__EVENTS__POD_"), "{}", variable.name);
+    }
     assert_eq!(pod.enable_service_links, Some(false));
     let resources = container.resources.unwrap();
     assert!(resources.limits.unwrap().contains_key("memory") && resources.requests.unwrap().len() == 2);
@@ -252,7 +259,9 @@ fn the_account_may_do_what_the_client_asks_for_and_nothing_else() {
     };
     let secrets = verbs("k8s/src/secrets.rs", "self.on(\"");
     let leases = verbs("k8s/src/lease.rs", "self.call(\"");
-    assert!(secrets.len() >= 4 && leases.len() == 3, "{secrets:?} {leases:?}");
+    let events = verbs("k8s/src/events.rs", "self.call(\"");
+    let deployments = verbs("k8s/src/deployments.rs", "self.on(\"");
+    assert!(secrets.len() >= 4 && leases.len() == 3 && events.len() == 1, "{secrets:?} {leases:?} {events:?}");
 
     let config = loaded(&configuration());
     let lease = config.lease.clone().unwrap();
@@ -262,7 +271,7 @@ fn the_account_may_do_what_the_client_asks_for_and_nothing_else() {
     assert_eq!(accounts[0].automount_service_account_token, Some(false), "only the agent's own pod gets the token");
     assert_eq!(pod().automount_service_account_token, Some(true));
 
-    let (mut for_secrets, mut for_leases) = (BTreeSet::new(), BTreeSet::new());
+    let (mut for_secrets, mut for_leases, mut for_events) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for role in of_kind::<Role>("Role") {
         let namespace = role.metadata.namespace.clone().unwrap();
         for PolicyRule { api_groups, resources, resource_names, verbs, non_resource_urls } in role.rules.unwrap() {
@@ -272,6 +281,10 @@ fn the_account_may_do_what_the_client_asks_for_and_nothing_else() {
                 ("", "secrets") => {
                     assert_eq!((verbs.into_iter().collect::<BTreeSet<_>>(), resource_names), (secrets.clone(), None));
                     assert!(for_secrets.insert(namespace.clone()), "twice in {namespace}");
+                }
+                ("events.k8s.io", "events") => {
+                    assert_eq!((verbs.into_iter().collect::<BTreeSet<_>>(), resource_names), (events.clone(), None));
+                    assert!(for_events.insert(namespace.clone()), "twice in {namespace}");
                 }
                 ("coordination.k8s.io", "leases") => {
                     assert_eq!(namespace, lease.namespace);
@@ -289,6 +302,13 @@ fn the_account_may_do_what_the_client_asks_for_and_nothing_else() {
     }
     assert_eq!(for_secrets, secret_namespaces(&config));
     assert_eq!(for_leases, leases);
+    let mut places = secret_namespaces(&config);
+    places.insert("llm-access".to_owned());
+    assert_eq!(for_events, places);
+    // Restarts are off, so that no right for them is here; the template grants what they take.
+    let template = text("deploy/chart/templates/role-secrets.yaml");
+    let granted = template.split_once("resources: [deployments]").unwrap().1.split_once("verbs: [").unwrap().1.split(']').next().unwrap();
+    assert_eq!(granted.split(", ").map(str::to_owned).collect::<BTreeSet<_>>(), deployments);
 
     // Every Role is bound to the account in its own namespace, and nothing else is bound.
     let roles: BTreeSet<_> = of_kind::<Role>("Role").into_iter().map(|role| (role.metadata.namespace, role.metadata.name)).collect();

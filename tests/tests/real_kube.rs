@@ -99,13 +99,26 @@ async fn every_right_of_the_roles_is_needed_and_its_lack_is_named() {
         match right.resource.as_str() {
             "secrets" => orders_wait_for(&right, &world, &agent).await,
             "leases" => nobody_leads_without(&right, &world).await,
+            "events" => nothing_is_told_without(&right, &world).await,
             other => panic!("no story shows what {other} is for"),
         }
         shown.push(format!("{} {}", right.verb, right.resource));
     }
     shown.sort();
     shown.dedup();
-    assert_eq!(shown, ["create leases", "create secrets", "delete secrets", "get leases", "list secrets", "patch leases", "patch secrets"]);
+    assert_eq!(
+        shown,
+        [
+            "create events",
+            "create leases",
+            "create secrets",
+            "delete secrets",
+            "get leases",
+            "list secrets",
+            "patch leases",
+            "patch secrets"
+        ]
+    );
 }
 
 /// Without a right on Secrets an order waits, the condition names the right, and nobody is to blame.
@@ -139,6 +152,35 @@ async fn orders_wait_for(right: &Right, world: &RealWorld, agent: &Agent) {
     world.slow_beat(agent).await;
     assert_eq!(world.waldur.order_state(order), "done", "with {case} again");
     assert_eq!(condition(agent, "secrets-denied"), None, "with {case} again");
+    world.check().await;
+}
+
+/// Without the right to make events none is there, and everything else goes its way.
+async fn nothing_is_told_without(right: &Right, world: &RealWorld) {
+    let cluster = cluster(world);
+    let more = format!("events: {{enabled: true, pod_namespace: {}, pod_name: agent-0, pod_uid: 5f1d8a53}}\n", cluster.own);
+    let agent = world.agent_of(&world.config_text(&more)).await;
+    agent.secrets.events().follow_conditions();
+    let catalogue = std::fs::read_to_string(&agent.config.catalogue.file).unwrap();
+    let path = format!("apis/events.k8s.io/v1/namespaces/{}/events", right.namespace);
+    let events = async || cluster.read(&path).await.unwrap()["items"].as_array().unwrap().len();
+    // A key is stored, and a condition comes and goes.
+    let happen = async |name: &str| {
+        world.sold(&agent, name, &["kestrel-8b"], &[]).await;
+        world.write("catalogue.yml", "");
+        world.slow_beat(&agent).await;
+        world.write("catalogue.yml", &catalogue);
+        world.slow_beat(&agent).await;
+        agent.settle().await;
+    };
+    let before = events().await;
+    cluster.take(right).await;
+    happen(&format!("untold-{}", right.namespace)).await;
+    assert_eq!(events().await, before, "without {right:?}");
+    assert_eq!(condition(&agent, "secrets-denied"), None, "without {right:?}");
+    cluster.give_back(right).await;
+    happen(&format!("told-{}", right.namespace)).await;
+    assert!(events().await > before, "with {right:?} again");
     world.check().await;
 }
 

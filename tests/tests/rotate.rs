@@ -9,10 +9,11 @@ use std::time::Duration;
 use llm_access_agent::agent::Agent;
 use llm_access_agent::rotation::NotRotated;
 use llm_access_agent::secrets::Slot;
+use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
 use llm_access_tests::crash::{self, Story};
-use llm_access_tests::{PROFILES, Store, World, checker};
+use llm_access_tests::{CHAT_NAMESPACE, PROFILES, Store, World, checker};
 use uuid::Uuid;
 
 /// Longer than an old key serves on.
@@ -364,5 +365,194 @@ async fn the_program_says_what_became_of_each_key() {
     assert_eq!(live(&world, resource), ["3", "chat-2"]);
     let (code, _, err) = run(&[&Uuid::from_u128(7).simple().to_string()]).await;
     assert_ne!(code, Some(0), "{err}");
+    world.check();
+}
+
+/// The configuration of an agent that restarts what reads chat Secrets.
+fn restarting(world: &World, restart: &str) -> String {
+    let text = world.config_text("");
+    let secrets = "key_namespace: llm-keys}";
+    assert!(text.contains(secrets));
+    text.replace(secrets, &format!("key_namespace: llm-keys, restart: {restart}}}"))
+}
+
+const DEPLOYMENTS: &str = "/apis/apps/v1/";
+
+fn rollouts(world: &World, name: &str) -> u64 {
+    world.kube.deployment(CHAT_NAMESPACE, name).unwrap().1
+}
+
+/// The methods of the calls to Deployments since the log was last emptied.
+fn deployment_calls(world: &World) -> Vec<String> {
+    world.faults.calls().into_iter().filter(|call| call.path.contains(DEPLOYMENTS)).map(|call| call.method).collect()
+}
+
+#[tokio::test]
+async fn open_webui_is_restarted_once_for_each_change_of_its_secret() {
+    let world = World::new(Profile::Late2026).await;
+    world.kube.add_deployment(CHAT_NAMESPACE, "open-webui");
+    let text = restarting(&world, "open-webui");
+    let agent = world.patient_with(&text).await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    assert_eq!(rollouts(&world, "open-webui"), 1);
+    world.slow_beat(&agent).await;
+    assert_eq!(rollouts(&world, "open-webui"), 2, "nobody can tell what it was started with");
+
+    // The template carries our digest, nothing secret, and what others put there.
+    let (template, _) = world.kube.deployment(CHAT_NAMESPACE, "open-webui").unwrap();
+    let annotations = template["metadata"]["annotations"].as_object().unwrap();
+    assert_eq!(annotations.keys().collect::<Vec<_>>(), ["example.org/keep", "llm-access.io/secret-hash"]);
+    let digest = annotations["llm-access.io/secret-hash"].as_str().unwrap();
+    let key = world.key(resource, "chat");
+    assert!(digest.len() == 32 && !hash(&key).contains(digest) && !key.contains(digest), "{digest}");
+
+    // An idle pass asks and writes nothing; neither does a change that no pod reads.
+    world.faults.reset_calls();
+    for _ in 0..3 {
+        world.slow_beat(&agent).await;
+        world.advance(PAST_THE_GRACE);
+    }
+    world.waldur.update_limits(resource, &[("max_budget", "80")]);
+    world.run_to_rest(&agent, 5).await;
+    world.slow_beat(&agent).await;
+    assert_eq!((deployment_calls(&world), rollouts(&world, "open-webui")), (Vec::new(), 2));
+
+    // A new key and another list of models: once each, and after the key works.
+    let rotated = agent.rotate_keys(resource, &[Slot::Chat], false).await.unwrap();
+    assert!(rotated[0].begun);
+    world.slow_beat(&agent).await;
+    assert_eq!(rollouts(&world, "open-webui"), 3);
+    assert!(works(&world, &world.key(resource, "chat")));
+    world.advance(PAST_THE_GRACE);
+    world.slow_beat(&agent).await;
+    world.slow_beat(&agent).await;
+    assert_eq!(rollouts(&world, "open-webui"), 3, "the end of the old key changes nothing that pods read");
+    world.waldur.update_options(resource, &serde_json::json!({"models": ["kestrel-8b", "heron-70b"]}));
+    world.run_to_rest(&agent, 5).await;
+    world.slow_beat(&agent).await;
+    world.slow_beat(&agent).await;
+    assert_eq!(rollouts(&world, "open-webui"), 4);
+
+    // An agent that starts finds what was done. A tool that puts the template back has replaced the pods itself.
+    let next = world.patient_with(&text).await;
+    world.faults.reset_calls();
+    world.slow_beat(&next).await;
+    assert_eq!((deployment_calls(&world), rollouts(&world, "open-webui")), (vec!["GET".to_owned()], 4));
+    world.kube.replace_deployment(CHAT_NAMESPACE, "open-webui");
+    world.slow_beat(&next).await;
+    assert_eq!(rollouts(&world, "open-webui"), 5);
+    world.check();
+}
+
+#[tokio::test]
+async fn a_restart_waits_for_a_key_that_works() {
+    let world = World::new(Profile::Late2026).await;
+    world.kube.add_deployment(CHAT_NAMESPACE, "open-webui");
+    let agent = world.patient_with(&restarting(&world, "open-webui")).await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    world.slow_beat(&agent).await;
+    let rule = world.faults.add(Rule::new(Fault::status(503, "busy")).peer(Peer::LiteLlm).path("/key/generate"));
+    assert!(agent.rotate_keys(resource, &[Slot::Chat], false).await.is_err());
+    for _ in 0..3 {
+        world.slow_beat(&agent).await;
+        world.advance(PAST_THE_GRACE);
+    }
+    assert_eq!(rollouts(&world, "open-webui"), 2, "the Secret holds a key that the gateway does not know");
+    world.faults.remove(rule);
+    world.slow_beat(&agent).await;
+    world.slow_beat(&agent).await;
+    assert_eq!(rollouts(&world, "open-webui"), 3);
+    world.advance(PAST_THE_GRACE);
+    world.slow_beat(&agent).await;
+    assert_eq!(rollouts(&world, "open-webui"), 3);
+    world.check();
+}
+
+#[tokio::test]
+async fn a_restart_survives_lost_answers_and_a_crash_without_being_done_twice() {
+    for fault in [Fault::LoseAnswer, Fault::Truncate, Fault::status(500, "no"), Fault::Refuse] {
+        for method in ["GET", "PATCH"] {
+            let world = World::new(Profile::Late2026).await;
+            world.kube.add_deployment(CHAT_NAMESPACE, "open-webui");
+            let text = restarting(&world, "open-webui");
+            let agent = world.patient_with(&text).await;
+            world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+            world.faults.add(Rule::new(fault.clone()).peer(Peer::Kube).method(method).path(DEPLOYMENTS).once());
+            world.slow_beat(&agent).await;
+            let raised = agent.conditions.holds("webui-not-restarted");
+            assert!(raised || rollouts(&world, "open-webui") == 2, "{fault:?} {method}");
+            // Whoever goes on: the same process once its time has come, or the next one at once.
+            let agent = if method == "GET" {
+                world.advance(Duration::from_secs(601));
+                agent
+            } else {
+                world.patient_with(&text).await
+            };
+            world.slow_beat(&agent).await;
+            world.slow_beat(&agent).await;
+            assert_eq!(rollouts(&world, "open-webui"), 2, "{fault:?} {method}");
+            assert!(!agent.conditions.holds("webui-not-restarted"), "{:?}", agent.conditions.all());
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_project_has_its_own_and_what_is_not_named_is_left_alone() {
+    let world = World::new(Profile::Late2026).await;
+    let (other, third) = (world.waldur.add_project("Tides"), world.waldur.add_project("Ice"));
+    for name in ["chat-seabird", "chat-tides", "chat-ice"] {
+        world.kube.add_deployment(CHAT_NAMESPACE, name);
+    }
+    let map = format!("{{{}: chat-seabird, {}: chat-tides}}", world.project.uuid, other.uuid);
+    let agent = world.patient_with(&restarting(&world, &map)).await;
+    let mut resources = Vec::new();
+    for project in [&world.project, &world.project, &other, &third] {
+        let (_, resource) = world.waldur.order(world.offering, project, "llm", &["kestrel-8b"], &[("max_budget", "50")]);
+        resources.push(resource);
+    }
+    world.run_to_rest(&agent, 5).await;
+    world.slow_beat(&agent).await;
+    let all = || ["chat-seabird", "chat-tides", "chat-ice"].map(|name| rollouts(&world, name));
+    assert_eq!(all(), [2, 2, 1], "two resources of a project are one restart");
+    agent.rotate_keys(resources[1], &[], false).await.unwrap();
+    world.slow_beat(&agent).await;
+    agent.rotate_keys(resources[3], &[], false).await.unwrap();
+    world.slow_beat(&agent).await;
+    assert_eq!(all(), [3, 2, 1]);
+    assert!(agent.conditions.all().is_empty(), "{:?}", agent.conditions.all());
+    world.advance(PAST_THE_GRACE);
+    world.slow_beat(&agent).await;
+    assert_eq!(all(), [3, 2, 1]);
+    world.check();
+}
+
+#[tokio::test]
+async fn a_deployment_that_is_missing_or_may_not_be_restarted_is_a_condition_and_nothing_more() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.patient_with(&restarting(&world, "open-webui")).await;
+    let message = || agent.conditions.all().into_iter().find(|(name, ..)| *name == "webui-not-restarted").map(|(_, _, one)| one.message);
+    world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    world.faults.reset_calls();
+    for _ in 0..3 {
+        world.slow_beat(&agent).await;
+    }
+    assert!(message().unwrap().contains("there is no such Deployment; correct secrets.restart"), "{:?}", message());
+    assert_eq!(deployment_calls(&world).len(), 1, "it is not asked for at every beat");
+
+    for verb in ["get", "patch"] {
+        world.kube.add_deployment(CHAT_NAMESPACE, "open-webui");
+        world.kube.deny(verb, "deployments", CHAT_NAMESPACE);
+        world.advance(Duration::from_secs(601));
+        world.slow_beat(&agent).await;
+        let said = message().unwrap();
+        assert!(said.contains(&format!("grant verb {verb} on deployments in namespace {CHAT_NAMESPACE}")), "{said}");
+        assert_eq!(rollouts(&world, "open-webui"), 1, "{verb} is needed");
+        world.kube.allow_all();
+    }
+    let second = world.sold(&agent, "borealis", &["kestrel-8b"]).await;
+    world.advance(Duration::from_secs(601));
+    world.slow_beat(&agent).await;
+    assert_eq!((rollouts(&world, "open-webui"), message()), (2, None));
+    assert_eq!(world.waldur.resource(second).state, "OK");
     world.check();
 }

@@ -95,6 +95,18 @@ pub async fn check(agent: &Agent, warnings: &[String], files: &[PathBuf]) -> Res
         Ok(Some(detail)) => report.ok("lease", detail),
         Err(problem) => report.fail("lease", problem),
     }
+    match agent.secrets.check_events().await {
+        None => {}
+        Some(Ok(detail)) => report.ok("events", detail),
+        // Nothing depends on them.
+        Some(Err(error)) => report.warn("events", error.to_string()),
+    }
+    for restart in agent.check_restarts().await {
+        match restart {
+            Ok(detail) => report.ok("restarts", detail),
+            Err(error) => report.fail("restarts", error),
+        }
+    }
     report.ok("optional features", features(agent));
     report.end()
 }

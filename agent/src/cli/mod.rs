@@ -281,6 +281,10 @@ async fn run(cli: Cli) -> ExitCode {
         Ok(agent) => agent,
         Err(error) => return fail(EXIT_INPUT, &error.to_string()),
     };
+    let events = agent.secrets.events().clone();
+    if cli.command.only_reads() {
+        events.mute();
+    }
     let outcome = match cli.command {
         Command::Run { only, grace } => return daemon(agent, &only, Duration::from_secs(grace)).await,
         Command::Check { readers } => check::check(&agent, &loaded.warnings, &readers).await,
@@ -306,6 +310,7 @@ async fn run(cli: Cli) -> ExitCode {
         Command::Orphans { command: OrphansCommand::List } => commands::list_orphans(&agent).await,
         Command::Orphans { command: OrphansCommand::Remove { resource } } => commands::remove_orphans(&agent, resource).await,
     };
+    events.flush().await;
     ended(outcome)
 }
 
@@ -328,6 +333,7 @@ async fn daemon(agent: Agent, only: &[LoopName], grace: Duration) -> ExitCode {
         Err(error) => return fail(1, &format!("signals cannot be waited for: {error}")),
     };
     let metrics = telemetry::metrics();
+    agent.secrets.events().follow_conditions();
     if let Some(listen) = agent.config.http.listen
         && let Err(error) = crate::http::serve(listen, agent.clone(), metrics).await
     {

@@ -96,6 +96,10 @@ pub struct Config {
     pub http: HttpConfig,
     /// The status page, where there is one.
     pub page: Option<PageConfig>,
+    /// Which Deployments are restarted when their chat Secret changes; only with Secrets in a cluster.
+    pub restart: Option<RestartConfig>,
+    /// Events in the cluster, where they are turned on.
+    pub events: Option<EventsConfig>,
     /// The Lease, when more than one replica runs.
     pub lease: Option<LeaseConfig>,
     /// Bounds on the removal of orphans.
@@ -393,6 +397,26 @@ pub enum SecretsConfig {
     },
 }
 
+/// Which Deployment reads the chat Secret of a project, in the namespace of that Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RestartConfig {
+    /// One of this name in each namespace.
+    One(String),
+    /// Each project's own; what a project that is not listed runs is left alone.
+    PerProject(BTreeMap<Uuid, String>),
+}
+
+impl RestartConfig {
+    /// The Deployment of a project.
+    #[must_use]
+    pub fn of(&self, project: Option<Uuid>) -> Option<&str> {
+        match self {
+            Self::One(name) => Some(name),
+            Self::PerProject(map) => map.get(&project?).map(String::as_str),
+        }
+    }
+}
+
 /// Where the Secrets for Open WebUI go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatNamespaces {
@@ -485,6 +509,24 @@ pub struct PageConfig {
     pub listen: SocketAddr,
     /// Names besides `localhost` and plain addresses that it answers to.
     pub hosts: Vec<String>,
+}
+
+/// Events in the cluster that holds the Secrets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventsConfig {
+    /// The agent's own pod, which conditions are told at.
+    pub pod: Option<PodConfig>,
+}
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodConfig {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid, without which `kubectl describe` shows no event.
+    pub uid: String,
 }
 
 /// The Lease.
@@ -594,7 +636,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
     };
     let catalogue = catalogue(reader, &root);
     let offerings = offerings(reader, &root);
-    let secrets = secrets(reader, &root);
+    let (secrets, restart) = secrets(reader, &root).unzip();
 
     let section = reader.section(&root, "intervals");
     let intervals = Intervals {
@@ -628,6 +670,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
     }
 
     let page = page(reader, &root);
+    let events = events(reader, &root, secrets.as_ref());
     let lease = lease(reader, &root);
     let section = reader.section(&root, "orphans");
     let orphans = OrphansConfig { max_per_pass: reader.whole(&section, "max_per_pass").unwrap_or(10) };
@@ -643,6 +686,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         catalogue: catalogue?,
         offerings,
         secrets: secrets?,
+        restart: restart.flatten(),
         intervals,
         terminate,
         rotation,
@@ -651,6 +695,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         backoff,
         http,
         page,
+        events,
         lease,
         orphans,
         log,
@@ -707,6 +752,25 @@ fn page(reader: &mut Reader<'_>, root: &Section) -> Option<PageConfig> {
         reader.fault(&section, "hosts", message);
     }
     Some(PageConfig { listen: listen?, hosts })
+}
+
+fn events(reader: &mut Reader<'_>, root: &Section, secrets: Option<&SecretsConfig>) -> Option<EventsConfig> {
+    let section = reader.section(root, "events");
+    let enabled = reader.boolean(&section, "enabled", false);
+    let pod = ["pod_namespace", "pod_name", "pod_uid"].map(|key| reader.text(&section, key));
+    let given = pod.iter().flatten().count();
+    let pod = match pod {
+        [Some(namespace), Some(name), Some(uid)] => Some(PodConfig { namespace, name, uid }),
+        _ if given == 0 => None,
+        _ => {
+            reader.fault(&section, "pod_name", "needs events.pod_namespace and events.pod_uid beside it; set all three, or none");
+            None
+        }
+    };
+    if enabled && matches!(secrets, Some(SecretsConfig::Directory { .. })) {
+        reader.fault(&section, "enabled", "needs secrets.store: kubernetes; events are made in the cluster that holds the Secrets");
+    }
+    enabled.then_some(EventsConfig { pod })
 }
 
 fn is_host_name(text: &str) -> bool {
@@ -1111,12 +1175,13 @@ enum Store {
     Kubernetes,
 }
 
-fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
+/// The store, and what is restarted when a Secret in it changes.
+fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<(SecretsConfig, Option<RestartConfig>)> {
     let section = reader.section(root, "secrets");
     reader.required(&section, "store")?;
     let store = reader.choice(&section, "store", &[("directory", Store::Directory), ("kubernetes", Store::Kubernetes)])?;
     let (foreign, name): (&[&str], &str) = match store {
-        Store::Directory => (&["kubeconfig", "context", "api_url", "timeout", "chat_namespace", "key_namespace"], "kubernetes"),
+        Store::Directory => (&["kubeconfig", "context", "api_url", "timeout", "chat_namespace", "key_namespace", "restart"], "kubernetes"),
         Store::Kubernetes => (&["path"], "directory"),
     };
     for key in foreign {
@@ -1126,7 +1191,7 @@ fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
     }
     if store == Store::Directory {
         let path = reader.required(&section, "path").map(PathBuf::from)?;
-        return Some(SecretsConfig::Directory { path });
+        return Some((SecretsConfig::Directory { path }, None));
     }
     let kubeconfig = reader.path(&section, "kubeconfig");
     let context = reader.text(&section, "context");
@@ -1136,21 +1201,27 @@ fn secrets(reader: &mut Reader<'_>, root: &Section) -> Option<SecretsConfig> {
     if api_url.is_some() && (kubeconfig.is_some() || context.is_some()) {
         reader.fault(&section, "api_url", "is set, and kubeconfig or context too; keep one");
     }
-    let chat = chat_namespaces(reader, &section);
+    let chat = match by_project(reader, &section, "chat_namespace", "the name of a namespace") {
+        Some(map) => map.map(ChatNamespaces::PerProject),
+        None => reader.required_name(&section, "chat_namespace", dns_label).map(ChatNamespaces::One),
+    };
     let key_namespace = reader.required_name(&section, "key_namespace", dns_label);
-    Some(SecretsConfig::Kubernetes { kubeconfig, context, api_url, timeout, chat: chat?, key_namespace: key_namespace? })
+    let restart = match by_project(reader, &section, "restart", "the name of a Deployment") {
+        Some(map) => map.map(RestartConfig::PerProject),
+        None => reader.name(&section, "restart", dns_label).map(RestartConfig::One),
+    };
+    Some((SecretsConfig::Kubernetes { kubeconfig, context, api_url, timeout, chat: chat?, key_namespace: key_namespace? }, restart))
 }
 
-fn chat_namespaces(reader: &mut Reader<'_>, section: &Section) -> Option<ChatNamespaces> {
-    const KEY: &str = "chat_namespace";
-    let Some((node, place)) = reader.mapping(section, KEY) else {
-        return reader.required_name(section, KEY, dns_label).map(ChatNamespaces::One);
-    };
+/// A mapping from project UUIDs to names of one kind; nothing where the field is no mapping, and `Some(None)` where it is one
+/// without any project.
+fn by_project(reader: &mut Reader<'_>, section: &Section, key: &str, what: &str) -> Option<Option<BTreeMap<Uuid, String>>> {
+    let (node, place) = reader.mapping(section, key)?;
     let Kind::Map(entries) = node.kind else {
         return None;
     };
-    let path = section.path_of(KEY);
-    let mut namespaces = BTreeMap::new();
+    let path = section.path_of(key);
+    let mut names = BTreeMap::new();
     for entry in entries {
         let at = |pos: Pos| match &place {
             Place::Variable(name) => Place::Variable(name.clone()),
@@ -1168,20 +1239,20 @@ fn chat_namespaces(reader: &mut Reader<'_>, section: &Section) -> Option<ChatNam
         match &entry.value.kind {
             Kind::Scalar { text, .. } => match dns_label(text) {
                 Ok(()) => {
-                    if namespaces.insert(project, text.clone()).is_some() {
+                    if names.insert(project, text.clone()).is_some() {
                         reader.problem(&at(entry.key_pos), &field, "is written twice; keep one");
                     }
                 }
                 Err(wrong) => reader.problem(&at(entry.value.pos), &field, wrong),
             },
-            _ => reader.problem(&at(entry.value.pos), &field, "has to be the name of a namespace"),
+            _ => reader.problem(&at(entry.value.pos), &field, format!("has to be {what}")),
         }
     }
-    if namespaces.is_empty() {
-        reader.fault(section, KEY, "names no project; write a namespace, or a mapping from project UUIDs to namespaces");
-        return None;
+    if names.is_empty() {
+        reader.fault(section, key, format!("names no project; write {what}, or a mapping from project UUIDs to such names"));
+        return Some(None);
     }
-    Some(ChatNamespaces::PerProject(namespaces))
+    Some(Some(names))
 }
 
 #[cfg(test)]

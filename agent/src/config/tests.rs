@@ -222,7 +222,7 @@ colour: red
             "agent.yml:32:23: concurrency.orders: has to be from 1 to 1024",
             "agent.yml:33:20: backoff.initial: is longer than backoff.max (10m); write a shorter one",
             "agent.yml:34:16: http.listen: is not an address and a port; write 0.0.0.0:9090, or [::]:9090",
-            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, rotation, usage, concurrency, backoff, http, page, lease, orphans, log",
+            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, rotation, usage, concurrency, backoff, http, page, events, lease, orphans, log",
         ]
     );
 }
@@ -611,7 +611,37 @@ fn the_page_stays_on_loopback_unless_more_is_allowed() {
         ("{listen: 127.0.0.1:9091, hosts: ['https://status.example.org/']}", "which is no host name"),
         ("{listen: 127.0.0.1:9091, host: [a]}", "page.host: "),
     ] {
-        let problems = load_text("agent.yml", &page(text), &[]).unwrap_err().to_string();
-        assert!(problems.lines().count() == 1 && problems.contains(wrong), "{text}: {problems}");
+        let problems = refused(&page(text), &[]);
+        assert!(problems.len() == 1 && problems[0].contains(wrong), "{text}: {problems:?}");
+    }
+}
+
+#[test]
+fn events_and_restarts_need_the_cluster_that_holds_the_secrets() {
+    let kube = |more: &str, tail: &str| {
+        let secrets = format!("{{store: kubernetes, chat_namespace: open-webui, key_namespace: llm-keys{more}}}");
+        LEAST.replace("{store: directory, path: /var/lib/llm-access}", &secrets) + tail
+    };
+    let Loaded { config, .. } = accepted(&kube(", restart: open-webui", "events: {enabled: true}\n"), &[]);
+    assert_eq!(config.events, Some(EventsConfig { pod: None }));
+    assert_eq!(config.restart, Some(RestartConfig::One("open-webui".into())));
+    let project = Uuid::from_u128(7);
+    let Loaded { config, .. } = accepted(
+        &kube(&format!(", restart: {{{project}: chat-a}}"), "events: {enabled: true, pod_name: agent-0, pod_namespace: llm-access}\n"),
+        &[("LLM_ACCESS__EVENTS__POD_UID", "5f1d8a53-7c1e-4a61-9f0e-2b9d5a3c7e10")],
+    );
+    assert_eq!(config.events.as_ref().unwrap().pod.as_ref().unwrap().name, "agent-0");
+    let restart = config.restart.unwrap();
+    assert_eq!((restart.of(Some(project)), restart.of(Some(Uuid::from_u128(8))), restart.of(None)), (Some("chat-a"), None, None));
+    // Named by the chart, whether or not events are on.
+    assert_eq!(accepted(&kube("", "events: {pod_name: a, pod_namespace: b, pod_uid: c}\n"), &[]).config.events, None);
+    for (text, wrong) in [
+        (kube("", "events: {enabled: true, pod_name: agent-0}\n"), "needs events.pod_namespace and events.pod_uid beside it"),
+        (kube(", restart: Open_WebUI", ""), "secrets.restart: "),
+        (kube(", restart: {}", ""), "names no project; write the name of a Deployment"),
+        (format!("{LEAST}events: {{enabled: true}}\n"), "needs secrets.store: kubernetes"),
+    ] {
+        let problems = refused(&text, &[]);
+        assert!(problems.len() == 1 && problems[0].contains(wrong), "{text}: {problems:?}");
     }
 }

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::try_join_all;
-use llm_access_k8s::{Error, Secrets};
+use llm_access_k8s::{Deployments, Error, Secrets, Subject};
 use uuid::Uuid;
 
 use super::{
-    AGENT, Connection, Created, Draft, Later, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError, Version, owner_label,
+    AGENT, ALIAS, Connection, Created, Draft, Later, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError, Version, owner_label,
 };
 use crate::config::ChatNamespaces;
+use crate::events::Events;
 
 /// Which Secrets go where. Namespaces come from the configuration alone, never from a name that a customer chose.
 #[derive(Debug, Clone)]
@@ -43,13 +44,47 @@ pub struct Kubernetes {
     api: Secrets,
     owner: String,
     namespaces: Namespaces,
+    events: Events,
 }
 
 impl Kubernetes {
     /// Over a client that is connected already.
     #[must_use]
     pub fn new(api: Secrets, owner: &str, namespaces: Namespaces) -> Self {
-        Self { api, owner: owner.to_owned(), namespaces }
+        Self { api, owner: owner.to_owned(), namespaces, events: Events::off() }
+    }
+
+    /// With events about the Secrets.
+    #[must_use]
+    pub fn telling(self, events: Events) -> Self {
+        Self { events, ..self }
+    }
+
+    pub(super) fn events(&self) -> &Events {
+        &self.events
+    }
+
+    pub(super) async fn check_events(&self) -> Option<Result<String, StoreError>> {
+        let namespaces: Vec<&str> = self.namespaces.all().into_iter().collect();
+        Some(self.events.check(&namespaces).await?.map_err(StoreError::from))
+    }
+
+    pub(super) fn deployments(&self) -> Deployments {
+        Deployments::new(&self.api)
+    }
+
+    pub(super) fn chat_namespace(&self, project: Option<Uuid>) -> Option<&str> {
+        self.namespaces.chat(project)
+    }
+
+    pub(super) fn tell_foreign(&self, slot: Slot, project: Option<Uuid>, name: &str, why: &str) {
+        let namespace = match slot {
+            Slot::Project => Some(self.namespaces.keys.as_str()),
+            Slot::Chat => self.namespaces.chat(project),
+        };
+        if let Some(namespace) = namespace {
+            self.events.in_the_way(secret(namespace, name, None), "NotOurs", "Create", why);
+        }
     }
 
     pub(super) async fn list_all(&self) -> Result<Listed, StoreError> {
@@ -103,17 +138,41 @@ impl Kubernetes {
             })?,
         };
         match self.api.create(namespace, &self.draft(connection, &Later::default())).await? {
-            llm_access_k8s::Created::Made => Ok(Created::Made),
+            llm_access_k8s::Created::Made => {
+                let note = format!("key {} is stored; it is registered at the gateway next", connection.alias);
+                self.events.done(secret(namespace, &connection.name, None), "KeyStored", "Create", &note);
+                Ok(Created::Made)
+            }
             llm_access_k8s::Created::Exists => Ok(Created::Exists),
         }
     }
 
     pub(super) async fn apply(&self, connection: &Connection, later: &Later, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
-        Ok(self.api.apply(base, &self.draft(connection, later)).await?)
+        let written = self.api.apply(base, &self.draft(connection, later)).await.map_err(StoreError::from);
+        match &written {
+            Ok(()) => self.tell_replaced(connection, base),
+            Err(taken @ StoreError::Taken { .. }) => {
+                let secret = secret(&base.namespace, &base.name, Some(&base.uid));
+                self.events.in_the_way(secret, "FieldsTaken", "Apply", &taken.to_string());
+            }
+            Err(_) => {}
+        }
+        written
     }
 
     pub(super) async fn overwrite(&self, connection: &Connection, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
-        Ok(self.api.overwrite(base, &self.draft(connection, &Later::default())).await?)
+        self.api.overwrite(base, &self.draft(connection, &Later::default())).await?;
+        self.tell_replaced(connection, base);
+        Ok(())
+    }
+
+    fn tell_replaced(&self, connection: &Connection, base: &llm_access_k8s::Stored) {
+        let old = base.annotations.get(ALIAS).map(String::as_str).unwrap_or_default();
+        if old != connection.alias {
+            let note =
+                format!("key {} takes the place of {}", connection.alias, if old.is_empty() { "one that is not known" } else { old });
+            self.events.done(secret(&base.namespace, &base.name, Some(&base.uid)), "KeyReplaced", "Apply", &note);
+        }
     }
 
     pub(super) async fn delete(&self, base: &llm_access_k8s::Stored) -> Result<(), StoreError> {
@@ -138,6 +197,10 @@ impl Kubernetes {
         let draft = Draft::new(connection, later, &self.owner);
         llm_access_k8s::Draft { name: connection.name.clone(), labels: draft.labels, annotations: draft.annotations, data: draft.data }
     }
+}
+
+fn secret(namespace: &str, name: &str, uid: Option<&str>) -> Subject {
+    Subject { api_version: "v1", kind: "Secret", namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.map(str::to_owned) }
 }
 
 impl From<Error> for StoreError {

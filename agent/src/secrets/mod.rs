@@ -16,6 +16,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
+use crate::events::Events;
 pub use directory::Directory;
 pub use kubernetes::{Kubernetes, Namespaces};
 
@@ -387,6 +388,23 @@ enum Version {
     Kubernetes(Box<llm_access_k8s::Stored>),
 }
 
+impl Stored {
+    /// A digest of everything that a pod reads from it. Nothing can be guessed from it: the key is random.
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = Sha256::new();
+        if let Version::Kubernetes(stored) = &self.version {
+            digest.update(stored.uid.as_bytes());
+        }
+        for (name, value) in self.connection.variables() {
+            for part in [name.as_str(), value.expose_secret()] {
+                digest.update(part.len().to_be_bytes());
+                digest.update(part.as_bytes());
+            }
+        }
+        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 #[cfg(test)]
 impl Stored {
     /// A Secret that was never read from anywhere, for the planner's tests.
@@ -548,6 +566,47 @@ impl SecretStore {
             (Self::Directory(store), Version::File(version)) => store.delete(name, version).await,
             (Self::Kubernetes(store), Version::Kubernetes(base)) => store.delete(base).await,
             _ => Err(other_store(name)),
+        }
+    }
+
+    /// Where events about the Secrets are made.
+    #[must_use]
+    pub fn events(&self) -> &Events {
+        static OFF: Events = Events::off();
+        match self {
+            Self::Directory(_) => &OFF,
+            Self::Kubernetes(store) => store.events(),
+        }
+    }
+
+    /// Whether events may be made where the Secrets are; `None` where they are off.
+    pub(crate) async fn check_events(&self) -> Option<Result<String, StoreError>> {
+        match self {
+            Self::Directory(_) => None,
+            Self::Kubernetes(store) => store.check_events().await,
+        }
+    }
+
+    /// The Deployments of the cluster, where there is one.
+    pub(crate) fn deployments(&self) -> Option<llm_access_k8s::Deployments> {
+        match self {
+            Self::Directory(_) => None,
+            Self::Kubernetes(store) => Some(store.deployments()),
+        }
+    }
+
+    /// The namespace of a project's chat Secret, where there are namespaces and the project has one.
+    pub(crate) fn chat_namespace(&self, project: Option<Uuid>) -> Option<&str> {
+        match self {
+            Self::Directory(_) => None,
+            Self::Kubernetes(store) => store.chat_namespace(project),
+        }
+    }
+
+    /// Tells whoever looks at a Secret of others that it stands in the way of one of ours.
+    pub(crate) fn tell_foreign(&self, slot: Slot, project: Option<Uuid>, name: &str, why: &str) {
+        if let Self::Kubernetes(store) = self {
+            store.tell_foreign(slot, project, name, why);
         }
     }
 

@@ -53,6 +53,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and (eq $secrets.store "kubernetes") (not $secrets.kubeconfig) (not $secrets.api_url) -}}true{{- end -}}
 {{- end -}}
 
+{{/* "true" when the agent makes events in this cluster. */}}
+{{- define "agent.events" -}}
+{{- if and (include "agent.inCluster" .) (dig "events" "enabled" true .Values.config) -}}true{{- end -}}
+{{- end -}}
+
+{{/* The Deployments in a namespace that the agent restarts when their chat Secret changes, as a JSON list. */}}
+{{- define "agent.restarted" -}}
+{{- $secrets := .root.Values.config.secrets -}}
+{{- $namespace := .namespace -}}
+{{- $all := list -}}
+{{- if kindIs "map" $secrets.chat_namespace -}}
+{{- range $project, $chat := $secrets.chat_namespace -}}
+{{- if eq $chat $namespace -}}
+{{- if kindIs "map" $secrets.restart -}}
+{{- with get $secrets.restart $project -}}{{- $all = append $all . -}}{{- end -}}
+{{- else -}}
+{{- $all = append $all $secrets.restart -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- else if eq $secrets.chat_namespace $namespace -}}
+{{- if kindIs "map" $secrets.restart -}}{{- $all = values $secrets.restart -}}{{- else -}}{{- $all = list $secrets.restart -}}{{- end -}}
+{{- end -}}
+{{- $all | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
 {{/* "true" when replicas have to agree on who acts. */}}
 {{- define "agent.lease" -}}
 {{- if or (gt (int .Values.replicas) 1) .Values.config.lease -}}
@@ -101,6 +127,9 @@ true
       "gateway" $gateway
       "catalogue" (dict "file" "/etc/llm-access/catalogue/inference.yml")
       "http" (dict "listen" (printf "0.0.0.0:%d" (int .Values.port))) -}}
+{{- if include "agent.events" . -}}
+{{- $_ := set $derived "events" (dict "enabled" true) -}}
+{{- end -}}
 {{- if include "agent.lease" . -}}
 {{- $_ := set $derived "lease" (dict "namespace" (include "agent.leaseNamespace" .) "name" (include "agent.leaseName" .)) -}}
 {{- end -}}
