@@ -397,12 +397,18 @@ async fn a_budget_that_the_gateway_does_not_reset_raises_an_alarm() {
 }
 
 fn program(world: &World, args: &[&str]) -> Command {
+    let mut command = agent_program(world);
+    command.arg("usage").args(args);
+    command
+}
+
+fn agent_program(world: &World) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
         command.env_remove(name);
     }
     let config = world.write("config.yml", &world.config_text(""));
-    command.arg("--config").arg(config).arg("usage").args(args).stdin(Stdio::null()).kill_on_drop(true);
+    command.arg("--config").arg(config).stdin(Stdio::null()).kill_on_drop(true);
     command
 }
 
@@ -418,6 +424,27 @@ async fn run(world: &World, args: &[&str], code: i32, words: &[&str]) -> String 
         assert!(said.contains(word), "{word:?} is missing in the answer to usage {args:?}:\n{said}");
     }
     String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn status_shows_what_of_each_budget_is_spent_and_when_it_is_reset() {
+    let world = World::in_real_time(Profile::Late2026, Store::Directory).await;
+    let agent = world.agent().await;
+    let (_, resource) = world.order("aurora", &["kestrel-8b"]);
+    while world.open_orders().len() == 1 {
+        world.beat(&agent).await;
+    }
+    world.gateway.set_lag(Duration::ZERO);
+    world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=90000 C=0").unwrap();
+    let reset = world.gateway.team(&id(resource)).unwrap().budget_reset_at.unwrap().to_string();
+    let output = agent_program(&world).arg("status").output().await.unwrap();
+    let said = text(&output);
+    assert!(said.contains("SPEND / BUDGET") && said.contains("0.02 / 50 (0 %)") && said.contains(&reset), "{said}");
+    let output = agent_program(&world).args(["status", "--json"]).output().await.unwrap();
+    let row = serde_json::from_slice::<Value>(&output.stdout).unwrap()["resources"][0].clone();
+    let shown = ["spend", "max_budget", "spent_percent", "budget_reset_at", "budget_reset_overdue"].map(|field| row[field].clone());
+    let expected: [Value; 5] = ["0.0189".into(), "50".into(), "0".into(), reset.into(), false.into()];
+    assert_eq!(shown, expected);
 }
 
 #[tokio::test]
