@@ -411,6 +411,43 @@ async fn an_answer_that_is_no_ledger_sends_nothing() {
     }
 }
 
+#[tokio::test]
+async fn a_part_of_the_ledger_that_says_it_is_all_sends_nothing() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.patient().await;
+    let resource = sold(&world, "aurora");
+    let team = id(resource);
+    used(&world, resource, "kestrel-8b", "2026-11-09T08:00:00Z", 5000, 0, "3.00");
+    let usage = Usage { prompt_tokens: 4000, completion_tokens: 0, cached_tokens: 0, spend: dec("2.00") };
+    world.gateway.add_usage(Some(&team), "another-key", "kestrel-8b", at("2026-11-09T09:00:00Z"), usage);
+    // The row of one of the two keys, as a page of its own would have it.
+    let metrics = serde_json::json!({
+        "prompt_tokens": 4000, "completion_tokens": 0, "total_tokens": 4000, "successful_requests": 1, "failed_requests": 0,
+        "api_requests": 1, "spend": 2.0,
+    });
+    let day = |key: &str| {
+        let keys = serde_json::json!({key: {"metrics": metrics, "metadata": {"key_alias": null, "team_id": team, "key_exists": true}}});
+        let part = serde_json::json!({"metrics": metrics, "api_key_breakdown": keys});
+        serde_json::json!({"date": "2026-11-09", "metrics": metrics, "breakdown": {"model_groups": {"kestrel-8b": part}, "entities": {&team: part}}})
+    };
+    let page = |page: u64, pages: u64, more: bool| {
+        let body = serde_json::json!({"results": [day("another-key")], "metadata": {"page": page, "total_pages": pages, "has_more": more}});
+        Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: body.to_string() }
+    };
+    // Said to be all; one of two and no more; the first one over and over.
+    for (answer, name) in [(page(1, 1, false), "usage-withheld"), (page(1, 2, false), "usage-unread"), (page(1, 9, true), "usage-unread")] {
+        world.faults.add(Rule::new(answer.clone()).peer(Peer::LiteLlm).path("/team/daily/activity?"));
+        for _ in 0..2 {
+            drop(agent.usage_beat().await);
+        }
+        assert!(sent(&world).is_empty() && held(&world, resource, "2026-11").is_empty(), "{answer:?}");
+        assert!(agent.conditions.holds(name), "{answer:?}: {:?}", agent.conditions.all());
+        world.faults.clear();
+    }
+    pass(&agent).await;
+    assert_eq!(held(&world, resource, "2026-11"), parts(&[("input_tokens", "9.00"), ("spend", "5.00")]));
+}
+
 /// Reads of the log of calls.
 fn log_reads(world: &World) -> usize {
     world.faults.calls().iter().filter(|call| call.path.starts_with("/spend/logs/v2")).count()

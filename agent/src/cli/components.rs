@@ -16,7 +16,7 @@ use crate::gate::Peer;
 use crate::plan::{Notes, OfferingAction, Shop, Stage, plan_retirement, removable_from, stage};
 use crate::secret_file::SecretFile;
 use crate::usage::pass::Pass;
-use crate::usage::report::{How, Outcome};
+use crate::usage::report::{How, Outcome, hold};
 
 /// Months of usage that are looked through for what a removal would lose.
 const HISTORY: usize = 12;
@@ -114,7 +114,7 @@ async fn used_in(agent: &Agent, offering: Uuid, month: BillingMonth) -> Result<B
     let mut used: BTreeMap<String, Decimal> = BTreeMap::new();
     for row in agent.waldur.usages_of_offering(offering, month.first_day()).await? {
         if row.resource.is_none_or(|resource| ours.contains(&resource)) {
-            *used.entry(row.kind).or_default() += row.usage;
+            hold(&mut used, row.kind, row.usage);
         }
     }
     Ok(used)

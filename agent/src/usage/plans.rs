@@ -8,7 +8,7 @@ use rust_decimal::Decimal;
 use uuid::Uuid;
 use waldur_client::{ApiKeyFilter, Class, Resource, Usage};
 
-use super::report::Held;
+use super::report::{Held, hold};
 use crate::agent::{Agent, Failure};
 use crate::domain::BillingMonth;
 use crate::features::Feature;
@@ -51,7 +51,7 @@ impl Agent {
                 Err(error) => return Err(error.into()),
             };
             for row in periods.into_iter().filter(|period| period.end.is_some()).flat_map(|period| period.components) {
-                *earlier.entry(row.kind).or_default() += row.usage;
+                hold(&mut earlier, row.kind, row.usage);
             }
             earlier.retain(|_, usage| !usage.is_zero());
         }
@@ -76,7 +76,7 @@ impl Agent {
 pub(super) fn rest(totals: &[Usage], earlier: &BTreeMap<String, Decimal>) -> Vec<Usage> {
     let left = |usage: &Usage| {
         let before = earlier.get(&usage.kind).copied().unwrap_or_default();
-        Usage { kind: usage.kind.clone(), amount: (usage.amount - before).max(Decimal::ZERO) }
+        Usage { kind: usage.kind.clone(), amount: usage.amount.saturating_sub(before).max(Decimal::ZERO) }
     };
     totals.iter().map(left).collect()
 }

@@ -585,7 +585,7 @@ fn daily_of(seller: &Seller, days: &BTreeMap<Date, BTreeMap<String, ModelTotals>
 }
 
 /// Adds a figure that Waldur shows. One that is too large to be added is more than any ledger has, so that nothing is sent.
-pub(super) fn hold(held: &mut BTreeMap<String, Decimal>, kind: String, usage: Decimal) {
+pub(crate) fn hold(held: &mut BTreeMap<String, Decimal>, kind: String, usage: Decimal) {
     let sum = held.entry(kind).or_insert(Decimal::ZERO);
     *sum = sum.saturating_add(usage);
 }

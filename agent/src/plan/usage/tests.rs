@@ -462,7 +462,14 @@ fn amounts_are_month_totals_rounded_once() {
         assert_eq!(amounts.get("input_tokens"), amounts.get("m:input"));
         assert!(!amounts.contains_key("m:output"));
     }
-    for (spend, expected) in [("1.005", "1.01"), ("0.017707200000000003", "0.02"), ("-0.0000000000000000002", "0"), ("0.004999", "0")] {
+    for (spend, expected) in [
+        ("9007199254740993.005", "9007199254740993.01"),
+        ("9999999999999999999.994999999", "9999999999999999999.99"),
+        ("1.005", "1.01"),
+        ("0.017707200000000003", "0.02"),
+        ("-0.0000000000000000002", "0"),
+        ("0.004999", "0"),
+    ] {
         assert_eq!(amounts_of(&used("m", "0", "0", spend), &all, 1000).get("spend").map_or("0", String::as_str), expected, "{spend}");
     }
     // Two models of half a cent: each rounds up by itself, their sum is exact.
@@ -476,6 +483,25 @@ fn amounts_are_month_totals_rounded_once() {
                 .map(|(k, v)| (k.to_owned(), v.to_owned()))
         )
     );
+}
+
+#[test]
+fn spend_is_added_up_exactly_however_small_or_large_its_parts_are() {
+    // A million tenths of a millionth, a figure that no binary fraction holds, and one beyond 2^53.
+    let small = counts(1, 0, "0.0000001");
+    let mut rows = small;
+    for _ in 1..1000 {
+        rows = rows.checked_add(&small).unwrap();
+    }
+    let all: Vec<String> = (0..1000).map(|n| format!("h-{n}")).collect();
+    let mut raw: Vec<Raw> = all.iter().map(|key| (Some("a"), key.as_str(), "m", rows)).collect();
+    raw.push((Some("a"), "h-x", "m", counts(1, 0, "9007199254740993")));
+    raw.push((Some("a"), "h-y", "m", counts(1, 0, "0.017707200000000003")));
+    let pages = [page(CLOSED, &raw)];
+    let used = month_of(&proven(&pages), "a");
+    assert_eq!(used.models["m"].spend, dec("9007199254740993.117707200000000003"));
+    let amounts = component_amounts(&used.models, &kinds(&["spend"]), Decimal::ONE, &used.untold, used.partial);
+    assert_eq!(amounts.by_kind["spend"].to_string(), "9007199254740993.12");
 }
 
 #[test]
@@ -623,6 +649,21 @@ proptest! {
             let billed: Decimal = used.models.values().map(|sum| sum.input_tokens).sum();
             prop_assert!(billed == Decimal::from(right) || (used.partial && billed < Decimal::from(right)), "{} of {} for {}", billed, right, team);
         }
+    }
+
+    /// However a month's spend is cut into days, its days add up to it, and no day takes anything back.
+    #[test]
+    fn days_of_spend_always_add_up(spend in proptest::collection::vec((0_i64..i64::MAX, 0_u32..18), 1..31)) {
+        let spend: Vec<Decimal> = spend.into_iter().map(|(units, scale)| Decimal::new(units, scale)).collect();
+        let days: BTreeMap<Date, BTreeMap<String, ModelTotals>> =
+            spend.iter().zip(1_i8..).map(|(spend, d)| (jiff::civil::date(2026, 12, d), used("m", "0", "0", &spend.to_string()))).collect();
+        let usable = kinds(&["spend"]);
+        let total: Decimal = spend.iter().sum();
+        let month = component_amounts(&used("m", "0", "0", &total.to_string()), &usable, Decimal::ONE, &BTreeMap::new(), false);
+        let daily = daily_amounts(&days, &usable, Decimal::ONE);
+        prop_assert_eq!(daily.iter().map(|day| day.amount).sum::<Decimal>(), month.by_kind.get("spend").copied().unwrap_or_default());
+        prop_assert!(daily.iter().all(|day| !day.amount.is_sign_negative()));
+        prop_assert!((month.by_kind.get("spend").copied().unwrap_or_default() - total).abs() <= dec("0.005"));
     }
 
     /// However a month is cut into days, its days add up to it, in every unit.
