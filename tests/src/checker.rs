@@ -1,12 +1,24 @@
-//! What must hold in every world at rest, whatever happened before. See docs/invariants.md.
+//! What must hold in every world: at any moment ([`Watch`]), and at rest ([`problems`]). See docs/invariants.md.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
-use llm_access_fixtures::faults::Peer;
+use jiff::SignedDuration;
+use llm_access_agent::config::{ApiKeyDelivery, ApprovalMode, Config};
+use llm_access_agent::domain::{BillingMonth, Direction, usage_component};
+use llm_access_agent::orders::OUR_ERROR;
+use llm_access_fixtures::faults::{Call, Peer, Witness};
+use llm_access_fixtures::kube::{Kube, SecretView};
+use llm_access_fixtures::litellm::{KeyView, LiteLlm, TeamView};
+use llm_access_fixtures::waldur::{OrderView, Profile, ResourceView, Waldur};
+use rust_decimal::{Decimal, RoundingStrategy};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::World;
+use crate::{CHAT_NAMESPACE, Store, World, start_time};
 
 /// The sha256 of a key in hexadecimal, as the gateway addresses it.
 #[must_use]
@@ -20,104 +32,680 @@ pub fn check(world: &World) {
     assert!(problems.is_empty(), "the world is not as it must be:\n{}", problems.join("\n"));
 }
 
-/// What is broken.
+/// What is broken at rest, and what was broken on the way.
 #[must_use]
 pub fn problems(world: &World) -> Vec<String> {
-    let mut problems = Vec::new();
+    let mut problems = world.watch.problems();
+    let orders = world.waldur.orders();
     let teams: BTreeMap<String, _> = world.gateway.teams().into_iter().map(|team| (team.team_id.clone(), team)).collect();
-    let mut living = BTreeSet::new();
-    for resource in world.waldur.resources().into_iter().filter(|r| r.offering == world.offering) {
-        let id = resource.uuid.simple().to_string();
-        let name = format!("resource {} ({})", resource.slug, resource.state);
-        let secrets = world.secrets(resource.uuid);
-        let keys: Vec<_> =
-            world.gateway.live_keys(&id).into_iter().filter(|key| key.metadata["managed_by"] == "llm-access-agent").collect();
-        if resource.state != "OK" {
-            if teams.get(&id).is_some_and(|team| team.metadata["owner"] == world.owner.as_str()) {
-                problems.push(format!("{name} still has a team"));
-            }
-            if !keys.is_empty() {
-                problems.push(format!("{name} still has {} keys", keys.len()));
-            }
-            if !secrets.is_empty() {
-                problems.push(format!("{name} still has Secrets {:?}", secrets.keys()));
-            }
-            continue;
+    for resource in world.waldur.resources().into_iter().filter(|r| r.offering == world.offering && !is_foreign(r)) {
+        let of_it: Vec<&OrderView> = orders.iter().filter(|order| order.resource == resource.uuid).collect();
+        for order in of_it.iter().filter(|order| order.state == "executing") {
+            problems.push(format!("order {} of {} is still executing", order.kind, resource.slug));
         }
-        living.insert(resource.uuid);
-        if resource.backend_id != id {
-            problems.push(format!("{name} has the backend_id {:?}", resource.backend_id));
+        match stage(&resource, &of_it) {
+            Stage::Serves => problems.extend(of_living(world, &resource, teams.get(&resource.uuid.simple().to_string()))),
+            Stage::Ended => problems.extend(of_ended(world, &resource, &teams)),
+            Stage::LeftToPeople => {}
         }
-        let Some(team) = teams.get(&id) else {
-            problems.push(format!("{name} has no team"));
-            continue;
-        };
-        if team.models.is_empty() {
-            problems.push(format!("{name}: an empty model list allows every model"));
+    }
+    let known: BTreeSet<Uuid> = world.waldur.resources().iter().map(|r| r.uuid).collect();
+    for team in teams.values().filter(|team| team.metadata["owner"] == world.owner.as_str()) {
+        if Uuid::parse_str(&team.team_id).is_ok_and(|id| !known.contains(&id)) {
+            problems.push(format!("team {} belongs to no resource", team.team_id));
         }
-        if secrets.keys().collect::<Vec<_>>() != ["chat", "project"] {
-            problems.push(format!("{name} has Secrets {:?}", secrets.keys()));
-            continue;
-        }
-        let stored: BTreeSet<String> = ["chat", "project"].map(|slot| hash(&world.key(resource.uuid, slot))).into();
-        let live: BTreeSet<String> = keys.iter().map(|key| key.hash.clone()).collect();
-        if stored.len() != 2 || keys.len() != 2 || stored != live {
-            problems.push(format!(
-                "{name}: Secrets hold {stored:?}, the gateway {:?}",
-                keys.iter().map(|k| (&k.alias, &k.hash)).collect::<Vec<_>>()
-            ));
-        }
-        let model = team.models.iter().find(|model| *model != "no-default-models");
-        if let (Some(model), false) = (model, team.blocked) {
-            for slot in ["chat", "project"] {
-                if let Err((status, message)) = world.gateway.verdict(&world.key(resource.uuid, slot), model) {
+    }
+    problems.extend(of_retired(world));
+    problems.extend(overbilled(world));
+    problems
+}
+
+/// Where a resource is in its life.
+enum Stage {
+    /// It has to work.
+    Serves,
+    /// Nothing of it may be left.
+    Ended,
+    /// An order that the agent set erred waits for people or for its next attempt; anything may be there.
+    LeftToPeople,
+}
+
+fn stage(resource: &ResourceView, orders: &[&OrderView]) -> Stage {
+    let last = orders.last();
+    match resource.state.as_str() {
+        "OK" => Stage::Serves,
+        "Erred" if last.is_some_and(|order| order.error_message.starts_with(OUR_ERROR)) => Stage::LeftToPeople,
+        "Erred" if last.is_some_and(|order| order.state == "erred" && matches!(order.kind.as_str(), "Create" | "Restore")) => Stage::Ended,
+        "Erred" => Stage::Serves,
+        _ => Stage::Ended,
+    }
+}
+
+/// Another agent's.
+fn is_foreign(resource: &ResourceView) -> bool {
+    !resource.backend_id.is_empty() && Uuid::parse_str(&resource.backend_id).ok() != Some(resource.uuid)
+}
+
+fn our_keys(world: &World, id: &str) -> Vec<KeyView> {
+    world.gateway.live_keys(id).into_iter().filter(|key| key.metadata["managed_by"] == "llm-access-agent").collect()
+}
+
+fn of_ended(world: &World, resource: &ResourceView, teams: &BTreeMap<String, TeamView>) -> Vec<String> {
+    let mut problems = Vec::new();
+    let id = resource.uuid.simple().to_string();
+    let name = format!("resource {} ({})", resource.slug, resource.state);
+    let (keys, secrets) = (our_keys(world, &id), world.secrets(resource.uuid));
+    if teams.get(&id).is_some_and(|team| team.metadata["owner"] == world.owner.as_str()) {
+        problems.push(format!("{name} still has a team"));
+    }
+    if !keys.is_empty() {
+        problems.push(format!("{name} still has {} keys", keys.len()));
+    }
+    if !secrets.is_empty() {
+        problems.push(format!("{name} still has Secrets {:?}", secrets.keys()));
+    }
+    problems
+}
+
+fn of_living(world: &World, resource: &ResourceView, team: Option<&TeamView>) -> Vec<String> {
+    let mut problems = Vec::new();
+    let id = resource.uuid.simple().to_string();
+    let name = format!("resource {} ({})", resource.slug, resource.state);
+    let (keys, secrets) = (our_keys(world, &id), world.secrets(resource.uuid));
+    if resource.backend_id != id {
+        problems.push(format!("{name} has the backend_id {:?}", resource.backend_id));
+    }
+    let Some(team) = team else {
+        problems.push(format!("{name} has no team"));
+        return problems;
+    };
+    if team.models.is_empty() {
+        problems.push(format!("{name}: an empty model list allows every model"));
+    }
+    if resource.paused && !team.blocked {
+        problems.push(format!("{name} is paused, and its team is not blocked"));
+    }
+    if secrets.keys().collect::<Vec<_>>() != ["chat", "project"] {
+        problems.push(format!("{name} has Secrets {:?}", secrets.keys()));
+        return problems;
+    }
+    let stored: BTreeMap<String, String> =
+        ["chat", "project"].map(|slot| (world.key_in(&secrets, slot).map_or_else(String::new, |key| hash(&key)), slot.to_owned())).into();
+    let live: BTreeMap<String, String> = keys.iter().map(|key| (key.hash.clone(), slot_of(&id, key))).collect();
+    if stored.len() != 2 || keys.len() != 2 || stored != live {
+        let live: Vec<_> = keys.iter().map(|k| (&k.alias, &k.hash)).collect();
+        problems.push(format!("{name}: Secrets hold {stored:?}, the gateway {live:?}"));
+        return problems;
+    }
+    let model = team.models.iter().find(|model| *model != "no-default-models");
+    if let (Some(model), false) = (model, team.blocked) {
+        for slot in ["chat", "project"] {
+            if let Err((status, message)) = world.gateway.verdict(&world.key(resource.uuid, slot), model) {
+                // A budget that is spent is no fault of the key.
+                if !message.contains("udget") {
                     problems.push(format!("{name}: the {slot} key gets {status} {message} for {model}"));
                 }
             }
         }
-        // Waldur lets no provider end a key on its own: one that was lost stays listed, and the newest is the one that works.
-        let known = world.waldur.api_keys(resource.uuid);
-        let serving = known.iter().filter(|key| key.state == "OK");
-        let newest = serving.max_by_key(|key| key.client_id.rsplit('-').next().and_then(|n| n.parse::<u32>().ok()));
-        if !known.is_empty() && newest.map(|key| &key.key) != Some(&world.key(resource.uuid, "project")) {
-            problems.push(format!("{name}: Waldur shows keys {:?}", known.iter().map(|k| (&k.client_id, &k.state)).collect::<Vec<_>>()));
-        }
-        if resource.endpoints.is_empty() && resource.report.is_empty() {
-            problems.push(format!("{name}: the customer sees neither endpoints nor a report"));
-        }
     }
-    let open: BTreeSet<Uuid> = world.waldur.resources().iter().map(|r| r.uuid).collect();
-    for team in teams.values().filter(|team| team.metadata["owner"] == world.owner.as_str()) {
-        if Uuid::parse_str(&team.team_id).is_ok_and(|id| !open.contains(&id)) {
-            problems.push(format!("team {} belongs to no resource", team.team_id));
-        }
+    // Waldur lets no provider end a key on its own: one that was lost stays listed, and the newest is the one that works.
+    let known = world.waldur.api_keys(resource.uuid);
+    let serving = known.iter().filter(|key| key.state == "OK");
+    let newest = serving.max_by_key(|key| key.client_id.rsplit('-').next().and_then(|n| n.parse::<u32>().ok()));
+    if !known.is_empty() && newest.map(|key| &key.key) != Some(&world.key(resource.uuid, "project")) {
+        problems.push(format!("{name}: Waldur shows keys {:?}", known.iter().map(|k| (&k.client_id, &k.state)).collect::<Vec<_>>()));
     }
-    problems.extend(leaks(world));
+    if resource.endpoints.is_empty() && resource.report.is_empty() {
+        problems.push(format!("{name}: the customer sees neither endpoints nor a report"));
+    }
     problems
 }
 
-/// Keys and credentials may only travel to where they belong: bodies to the gateway, to the Secret store and to Waldur's
-/// list of keys. Never a path, never another body.
-fn leaks(world: &World) -> Vec<String> {
-    let secrets: BTreeSet<String> = world
-        .waldur
-        .resources()
-        .iter()
-        .flat_map(|resource| world.secrets(resource.uuid).into_values())
-        .filter_map(|data| data.get("OPENAI_API_KEY").or_else(|| data.get("OPENAI_API_KEYS")).cloned())
-        .chain([world.waldur.agent_token(), world.gateway.master_key()])
-        .collect();
+/// Which of a team's two keys this is, by its alias: `<team>-<n>` or `<team>-chat-<n>`.
+fn slot_of(team: &str, key: &KeyView) -> String {
+    let rest = key.alias.as_deref().and_then(|alias| alias.strip_prefix(team)).unwrap_or_default();
+    if rest.starts_with("-chat-") { "chat" } else { "project" }.into()
+}
+
+/// Nobody pays for a component that could not be removed.
+fn of_retired(world: &World) -> Vec<String> {
+    let prices = world.waldur.prices(world.offering);
+    let components = world.waldur.components(world.offering);
+    let retired = components.iter().filter(|(_, (name, _))| name.starts_with("[retired] "));
+    retired
+        .filter_map(|(kind, _)| Some((kind, prices.get(kind)?)))
+        .filter(|(_, price)| !price.future.unwrap_or(price.price).is_zero())
+        .map(|(kind, price)| format!("the retired component {kind} costs {price:?}"))
+        .collect()
+}
+
+/// Every month from the start of the world to now.
+fn months(world: &World) -> Vec<BillingMonth> {
+    BillingMonth::span(start_time().min(world.sim_clock.now()), world.sim_clock.now())
+}
+
+/// What the ledger says of a team's month, by the type of component, in the units of [`World::config_text`].
+fn ledger(world: &World, team: &str, month: BillingMonth) -> BTreeMap<String, Decimal> {
+    let round = |value: Decimal| value.round_dp_with_strategy(2, RoundingStrategy::MidpointAwayFromZero);
+    let mut amounts = BTreeMap::new();
+    let (mut input, mut output) = (Decimal::ZERO, Decimal::ZERO);
+    for model in world.gateway.used_models(team) {
+        let sum = world.gateway.daily_sum(team, &model, &month.to_string());
+        let (prompt, completion) = (Decimal::from(sum.prompt_tokens), Decimal::from(sum.completion_tokens));
+        input += prompt;
+        output += completion;
+        amounts.insert(usage_component(&model, Direction::Input), round(prompt / Decimal::ONE_THOUSAND));
+        amounts.insert(usage_component(&model, Direction::Output), round(completion / Decimal::ONE_THOUSAND));
+    }
+    amounts.insert("input_tokens".into(), round(input / Decimal::ONE_THOUSAND));
+    amounts.insert("output_tokens".into(), round(output / Decimal::ONE_THOUSAND));
+    amounts.insert("spend".into(), round(world.gateway.spend_of(team, &month.to_string())));
+    amounts
+}
+
+/// Figures in Waldur that are higher than the ledger's, except those that somebody else put there.
+fn overbilled(world: &World) -> Vec<String> {
     let mut problems = Vec::new();
-    for call in world.faults.calls() {
-        let body_may = call.peer == Peer::Kube
-            || call.path.contains("/key/generate")
-            || call.path.contains("report_created")
-            || call.path.contains("set_key");
-        for secret in &secrets {
-            if call.path.contains(secret.as_str()) || (!body_may && call.body.contains(secret.as_str())) {
-                problems.push(format!("a secret leaked into {} {}", call.method, call.path.split('?').next().unwrap_or_default()));
+    for resource in world.waldur.resources().into_iter().filter(|r| r.offering == world.offering && !is_foreign(r)) {
+        let id = resource.uuid.simple().to_string();
+        for month in months(world) {
+            let right = ledger(world, &id, month);
+            for (kind, told) in world.waldur.usages(resource.uuid, &month.to_string()) {
+                let owed = right.get(&kind).copied().unwrap_or_default();
+                if told > owed && world.watch.told(resource.uuid, &kind, told) {
+                    problems.push(format!("resource {} is billed {told} {kind} for {month}, and used {owed}", resource.slug));
+                }
             }
         }
     }
     problems
+}
+
+/// What the ledger shows of the running month, and of the one before while Waldur takes it, and Waldur does not hold: to be
+/// empty after usage passes over a world at rest, and after every end.
+#[must_use]
+pub fn unbilled(world: &World) -> Vec<String> {
+    let mut problems = Vec::new();
+    let now = world.sim_clock.now();
+    let running = BillingMonth::of(now);
+    let late = running.start().checked_add(SignedDuration::from_hours(3 * 24)).is_ok_and(|until| now < until);
+    let orders = world.waldur.orders();
+    let components = world.waldur.components(world.offering);
+    for resource in world.waldur.resources().into_iter().filter(|r| r.offering == world.offering && !is_foreign(r)) {
+        let id = resource.uuid.simple().to_string();
+        let last = orders.iter().rfind(|order| order.resource == resource.uuid);
+        let ended = resource.state == "Terminated" && last.is_some_and(|order| order.kind == "Terminate" && order.state == "done");
+        if !ended && resource.state != "OK" {
+            continue;
+        }
+        let dated = world.profile != Profile::Y2024 && late && !ended;
+        for month in months(world).into_iter().filter(|month| *month == running || (dated && *month == running.previous())) {
+            if !resource.backend_metadata.get("llm_access").map_or(&Value::Null, |ours| &ours["unbilled"][month.to_string()]).is_null() {
+                continue;
+            }
+            let told = world.waldur.usages(resource.uuid, &month.to_string());
+            for (kind, owed) in ledger(world, &id, month) {
+                // A component may have come after a resource had ended.
+                let takes = components.get(&kind).is_some_and(|(_, billing)| billing == "usage") && !(ended && kind.contains(':'));
+                let told = told.get(&kind).copied().unwrap_or_default();
+                if takes && told < owed {
+                    problems.push(format!(
+                        "resource {} ({}) used {owed} {kind} in {month}, and is billed {told}",
+                        resource.slug, resource.state
+                    ));
+                }
+            }
+        }
+    }
+    problems
+}
+
+/// What of others stands in a world and has to stand there in the end as it was made.
+#[derive(Debug)]
+pub struct Planted {
+    teams: Vec<TeamView>,
+    keys: Vec<KeyView>,
+    secrets: Vec<SecretView>,
+    file: Option<(PathBuf, String)>,
+    component: (String, String),
+    resource: ResourceView,
+}
+
+const FOREIGN_COMPONENT: &str = "gpu_hours";
+
+impl Planted {
+    /// Puts things of others into a world: at the gateway, among the Secrets, on the offering and beside its resources.
+    #[must_use]
+    pub fn into(world: &World) -> Self {
+        let other = Uuid::from_u128(0x0dae_da15).simple().to_string();
+        world.gateway.add_foreign_team("guests", &json!({"team_alias": "guests", "models": ["heron-70b"], "max_budget": 5}));
+        let theirs = json!({"managed_by": "llm-access-agent", "owner": "daedalus", "offering": other, "resource": other, "project": other, "customer": other});
+        world.gateway.add_foreign_team(&other, &json!({"team_alias": "labyrinth", "models": ["heron-70b"], "metadata": theirs}));
+        world.gateway.add_foreign_key("guests", "guest-1");
+        world.gateway.add_foreign_key(&other, &format!("{other}-1"));
+        for (name, manager, owner) in [("llm-webui-else", "helm", "icarus"), ("llm-webui-labyrinth", "llm-access-agent", "daedalus")] {
+            world.kube.edit_as("helm", CHAT_NAMESPACE, name, |edit| {
+                edit.labels.insert("app.kubernetes.io/managed-by".into(), manager.into());
+                edit.labels.insert("llm-access.io/owner".into(), owner.into());
+                edit.labels.insert("llm-access.io/resource".into(), other.clone());
+                edit.data.insert("OPENAI_API_KEYS".into(), "somebody-elses".into());
+            });
+        }
+        let file = (world.store == Store::Directory).then(|| {
+            let file = world.secrets_folder().join("other.env");
+            fs::create_dir_all(world.secrets_folder()).unwrap();
+            fs::write(&file, "OPENAI_API_KEY=somebody-elses\n").unwrap();
+            (file, "OPENAI_API_KEY=somebody-elses\n".to_owned())
+        });
+        world.waldur.add_usage_component(world.offering, FOREIGN_COMPONENT);
+        world.waldur.set_price(world.offering, FOREIGN_COMPONENT, Decimal::from(3));
+        let resource = world.waldur.add_resource(world.offering, &world.project, "skua", &["kestrel-8b"], &[("max_budget", "50")]);
+        world.waldur.put_backend_id(resource, "skua-llm-1");
+        let teams: Vec<TeamView> = ["guests", &other].iter().filter_map(|id| world.gateway.team(id)).collect();
+        Self {
+            keys: teams.iter().flat_map(|team| world.gateway.live_keys(&team.team_id)).collect(),
+            teams,
+            secrets: world.kube.secrets(),
+            file,
+            component: world.waldur.components(world.offering)[FOREIGN_COMPONENT].clone(),
+            resource: world.waldur.resource(resource),
+        }
+    }
+
+    /// What is not as it was.
+    #[must_use]
+    pub fn problems(&self, world: &World) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut same = |what: String, same: bool| {
+            if !same {
+                problems.push(format!("{what} is somebody else's and was changed"));
+            }
+        };
+        for team in &self.teams {
+            same(format!("team {}", team.team_id), world.gateway.team(&team.team_id).as_ref() == Some(team));
+        }
+        for key in &self.keys {
+            let team = key.team_id.as_deref().unwrap_or_default();
+            same(format!("key {:?}", key.alias), world.gateway.live_keys(team).contains(key));
+        }
+        for secret in &self.secrets {
+            same(format!("Secret {}", secret.name), world.kube.secret(&secret.namespace, &secret.name).as_ref() == Some(secret));
+        }
+        if let Some((file, text)) = &self.file {
+            same(format!("file {}", file.display()), fs::read_to_string(file).ok().as_ref() == Some(text));
+        }
+        let price = world.waldur.prices(world.offering).get(FOREIGN_COMPONENT).copied();
+        same(
+            format!("component {FOREIGN_COMPONENT}"),
+            world.waldur.components(world.offering).get(FOREIGN_COMPONENT) == Some(&self.component)
+                && price.is_some_and(|price| price.future.unwrap_or(price.price) == Decimal::from(3)),
+        );
+        let resource = world.waldur.resource(self.resource.uuid);
+        same(format!("resource {}", resource.slug), resource == self.resource);
+        problems
+    }
+}
+
+/// Sees every call of the agents as it arrives, with the peers as they are then, and notes what no agent may ever do.
+pub struct Watch {
+    waldur: Waldur,
+    gateway: LiteLlm,
+    kube: Kube,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// The owner strings of this world's agents.
+    owners: BTreeSet<String>,
+    /// Kinds of orders that every agent's configuration leaves to people, by offering.
+    manual: BTreeMap<Uuid, BTreeSet<&'static str>>,
+    /// Whether an agent may show a key in a report.
+    reports_keys: bool,
+    /// Keys and credentials that travelled.
+    secrets: BTreeSet<String>,
+    /// What could be read in this pass.
+    read: BTreeSet<String>,
+    /// Passes under way.
+    passes: usize,
+    /// An operator's command is under way, which may do more than an agent by itself.
+    by_word: usize,
+    /// What the agents told Waldur: resource, component, amount.
+    told: BTreeSet<(Uuid, String, Decimal)>,
+    problems: Vec<String>,
+}
+
+/// A pass, until it is dropped: what is deleted in it must have been read in it.
+pub struct Pass(Arc<Watch>);
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut seen = self.0.seen.lock().unwrap();
+        seen.passes -= 1;
+    }
+}
+
+/// An operator's word, until it is dropped.
+pub struct Word(Arc<Watch>);
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        self.0.seen.lock().unwrap().by_word -= 1;
+    }
+}
+
+const OURS: &str = "llm-access-agent";
+
+impl Watch {
+    pub(crate) fn new(waldur: &Waldur, gateway: &LiteLlm, kube: &Kube) -> Arc<Self> {
+        Arc::new(Self { waldur: waldur.clone(), gateway: gateway.clone(), kube: kube.clone(), seen: Mutex::default() })
+    }
+
+    /// Takes an agent's settings into account.
+    pub(crate) fn knows(&self, config: &Config) {
+        let mut seen = self.seen.lock().unwrap();
+        seen.owners.insert(config.owner.clone());
+        for offering in &config.offerings {
+            seen.reports_keys |= offering.delivery.api_key_on_old_servers == ApiKeyDelivery::Report;
+            let approval = offering.approval;
+            let kinds = [("Create", approval.create), ("Update", approval.update), ("Terminate", approval.terminate)];
+            let manual: BTreeSet<&'static str> =
+                kinds.into_iter().filter(|(_, mode)| *mode == ApprovalMode::Manual).map(|(kind, _)| kind).collect();
+            seen.manual.entry(offering.uuid).and_modify(|all| all.retain(|kind| manual.contains(kind))).or_insert(manual);
+        }
+    }
+
+    pub(crate) fn knows_owner(&self, owner: &str) {
+        self.seen.lock().unwrap().owners.insert(owner.to_owned());
+    }
+
+    /// A pass begins; where none is under way, what was read before no longer counts.
+    #[must_use]
+    pub fn pass(self: &Arc<Self>) -> Pass {
+        let mut seen = self.seen.lock().unwrap();
+        if seen.passes == 0 {
+            seen.read.clear();
+        }
+        seen.passes += 1;
+        drop(seen);
+        Pass(Arc::clone(self))
+    }
+
+    /// An operator's command begins that may do what an agent by itself may not: take a team over, or remove what Waldur
+    /// does not show.
+    #[must_use]
+    pub fn by_word(self: &Arc<Self>) -> Word {
+        self.seen.lock().unwrap().by_word += 1;
+        Word(Arc::clone(self))
+    }
+
+    /// What was seen that may never be.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        self.seen.lock().unwrap().problems.clone()
+    }
+
+    /// Forgets what was seen: a test that provokes it, or has told it.
+    pub fn forgive(&self) {
+        self.seen.lock().unwrap().problems.clear();
+    }
+
+    /// Whether an agent told Waldur this figure.
+    fn told(&self, resource: Uuid, kind: &str, amount: Decimal) -> bool {
+        self.seen.lock().unwrap().told.contains(&(resource, kind.to_owned(), amount))
+    }
+
+    /// The lines of a text that hold a secret of this world.
+    #[must_use]
+    pub fn leaks_in(&self, text: &str) -> Vec<String> {
+        let mut secrets = self.seen.lock().unwrap().secrets.clone();
+        secrets.extend(self.stored());
+        let leaks = |line: &&str| key_like(line) || secrets.iter().any(|secret| line.contains(secret.as_str()));
+        text.lines().filter(leaks).map(|line| line.chars().take(400).collect()).collect()
+    }
+
+    /// The keys in the cluster.
+    fn stored(&self) -> Vec<String> {
+        self.kube.secrets().into_iter().flat_map(|secret| secret.data.into_values()).filter(|value| value.starts_with("sk-")).collect()
+    }
+
+    fn is_ours(seen: &Seen, metadata: &Value) -> bool {
+        metadata["managed_by"] == OURS && metadata["owner"].as_str().is_some_and(|owner| seen.owners.contains(owner))
+    }
+
+    fn problem(seen: &mut Seen, call: &Call, what: &str) {
+        let path = call.path.split('?').next().unwrap_or_default();
+        seen.problems.push(format!("call {} ({} {path}): {what}", call.n, call.method));
+    }
+
+    fn judge_secrets(&self, seen: &mut Seen, call: &Call) {
+        seen.secrets.extend([self.waldur.agent_token(), self.gateway.master_key()]);
+        let body_may = call.peer == Peer::Kube
+            || (seen.reports_keys && call.path.contains("submit_report"))
+            || ["/key/generate", "report_created", "set_key", "/model/new", "/model/update"].iter().any(|part| call.path.contains(part));
+        if call.path.contains("/key/generate")
+            && let Some(key) = json(&call.body)["key"].as_str()
+        {
+            seen.secrets.insert(key.to_owned());
+        }
+        let leaks = |text: &str| key_like(text) || seen.secrets.iter().any(|secret| text.contains(secret.as_str()));
+        if leaks(&call.path) {
+            Self::problem(seen, call, "a secret leaked into the address");
+        } else if !body_may && leaks(&call.body) {
+            Self::problem(seen, call, "a secret leaked into the body");
+        }
+    }
+
+    fn judge_gateway(&self, seen: &mut Seen, call: &Call) {
+        let body = json(&call.body);
+        let path = call.path.split('?').next().unwrap_or_default();
+        match path {
+            "/team/new" | "/team/update" if body["models"].as_array().is_some_and(Vec::is_empty) => {
+                Self::problem(seen, call, "an empty model list allows every model");
+            }
+            _ => {}
+        }
+        match path {
+            "/team/update" | "/team/block" | "/team/unblock" => {
+                let id = body["team_id"].as_str().unwrap_or_default();
+                self.judge_team(seen, call, id);
+            }
+            "/team/delete" => {
+                for id in body["team_ids"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+                    self.judge_team(seen, call, id);
+                    let shown = self.waldur.resources().into_iter().find(|r| r.uuid.simple().to_string() == id);
+                    if seen.by_word == 0 && !(seen.read.contains(&format!("team {id}")) && seen.read.contains(&format!("resource {id}"))) {
+                        Self::problem(seen, call, "a team is deleted without a good reading of it and of its resource");
+                    }
+                    if seen.by_word == 0 && shown.is_some_and(|r| r.state == "OK") {
+                        Self::problem(seen, call, "the team of a resource that is OK is deleted");
+                    }
+                }
+            }
+            "/key/delete" => {
+                for hash in body["keys"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+                    self.judge_key(seen, call, hash);
+                }
+            }
+            "/key/update" => {
+                let hash = body["key"].as_str().unwrap_or_default();
+                if self.gateway.all_live_keys().iter().any(|key| key.hash == hash && !Self::is_ours(seen, &key.metadata)) {
+                    Self::problem(seen, call, "a key of somebody else is changed");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A team that is there has to be ours: by its mark, or where that was lost by what Waldur says.
+    fn judge_team(&self, seen: &mut Seen, call: &Call, id: &str) {
+        let Some(team) = self.gateway.team(id) else { return };
+        let marked = team.metadata["managed_by"] == OURS;
+        let known = self.waldur.resources().iter().any(|resource| resource.backend_id == id);
+        if seen.by_word == 0 && !(Self::is_ours(seen, &team.metadata) || (!marked && known)) {
+            Self::problem(seen, call, "a team of somebody else is changed");
+        }
+    }
+
+    fn judge_key(&self, seen: &mut Seen, call: &Call, hash: &str) {
+        let Some(key) = self.gateway.all_live_keys().into_iter().find(|key| key.hash == hash) else { return };
+        let team = key.team_id.clone().unwrap_or_default();
+        let state = self.waldur.resources().into_iter().find(|r| r.uuid.simple().to_string() == team).map(|r| r.state);
+        // With a team go all its keys.
+        let ends = self.gateway.team(&team).is_some_and(|team| Self::is_ours(seen, &team.metadata)) && state.as_deref() != Some("OK");
+        if seen.by_word == 0 && !Self::is_ours(seen, &key.metadata) && !ends {
+            Self::problem(seen, call, "a key of somebody else is deleted");
+        }
+        let read = [format!("team {team}"), "keys".to_owned(), "made".to_owned()];
+        if !read.iter().any(|read| seen.read.contains(read)) {
+            Self::problem(seen, call, "a key is deleted without a good reading of its team");
+        }
+    }
+
+    fn judge_kube(&self, seen: &mut Seen, call: &Call) {
+        let Some((namespace, name)) = secret_of(&call.path) else { return };
+        if name.is_empty() || call.path.contains("dryRun=All") {
+            return;
+        }
+        let Some(there) = self.kube.secret(namespace, name) else { return };
+        let label = |name: &str| there.labels.get(name).map(String::as_str).unwrap_or_default();
+        if label("app.kubernetes.io/managed-by") != OURS || !seen.owners.contains(label("llm-access.io/owner")) {
+            Self::problem(seen, call, "a Secret of somebody else is changed");
+        }
+        let read = seen.read.contains(&format!("secret {namespace}/{name}")) || seen.read.contains(&format!("secret {namespace}/"));
+        if call.method == "DELETE" && !read {
+            Self::problem(seen, call, "a Secret is deleted without a good reading of it");
+        }
+    }
+
+    fn judge_waldur(&self, seen: &mut Seen, call: &Call) {
+        let path = call.path.split('?').next().unwrap_or_default();
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let [.., kind, id, action] = parts[..] else {
+            if path.ends_with("/marketplace-component-usages/set_usage/") {
+                self.note_told(seen, call);
+            }
+            return;
+        };
+        let id = Uuid::parse_str(id).ok();
+        match kind {
+            "marketplace-orders" => {
+                let Some(order) = self.waldur.orders().into_iter().find(|order| Some(order.uuid) == id) else { return };
+                let offering = self.waldur.resource(order.resource).offering;
+                let manual = seen.manual.get(&offering).is_some_and(|kinds| kinds.contains(order.kind.as_str()));
+                if manual && matches!(action, "approve_by_provider" | "reject_by_provider") && order.state == "pending-provider" {
+                    Self::problem(seen, call, "an order is decided that was left to people");
+                }
+                if action == "set_state_erred" && order.kind == "Terminate" {
+                    Self::problem(seen, call, "an end is set erred");
+                }
+                if action == "set_state_done" && order.state == "executing" {
+                    self.judge_done(seen, call, &order);
+                }
+            }
+            "marketplace-provider-resources" => {
+                if self.waldur.resources().iter().any(|resource| Some(resource.uuid) == id && is_foreign(resource)) {
+                    Self::problem(seen, call, "a resource of another agent is changed");
+                }
+            }
+            "marketplace-provider-offerings" if action == "remove_offering_component" => {
+                if !seen.read.contains(&format!("offering {}", id.unwrap_or_default().simple())) {
+                    Self::problem(seen, call, "a component is removed without a good reading of its offering");
+                }
+            }
+            _ => {
+                if path.ends_with("/marketplace-component-usages/set_usage/") {
+                    self.note_told(seen, call);
+                }
+            }
+        }
+    }
+
+    /// An order is done when the world matches it, not before.
+    fn judge_done(&self, seen: &mut Seen, call: &Call, order: &OrderView) {
+        let id = order.resource.simple().to_string();
+        let team = self.gateway.team(&id);
+        let ours = team.as_ref().is_some_and(|team| Self::is_ours(seen, &team.metadata));
+        match order.kind.as_str() {
+            "Terminate" if ours => Self::problem(seen, call, "an end is done and the team is still there"),
+            "Create" | "Restore" if team.is_none() => Self::problem(seen, call, "an order is done and there is no team"),
+            _ => {}
+        }
+    }
+
+    fn note_told(&self, seen: &mut Seen, call: &Call) {
+        let body = json(&call.body);
+        let Some(resource) = body["resource"].as_str().and_then(|id| Uuid::parse_str(id).ok()) else { return };
+        if self.waldur.resources().iter().any(|row| row.uuid == resource && is_foreign(row)) {
+            Self::problem(seen, call, "usage of a resource of another agent is reported");
+        }
+        for usage in body["usages"].as_array().into_iter().flatten() {
+            let amount = match &usage["amount"] {
+                Value::String(text) => text.parse().ok(),
+                other => other.to_string().parse().ok(),
+            };
+            if let (Some(kind), Some(amount)) = (usage["type"].as_str(), amount) {
+                seen.told.insert((resource, kind.to_owned(), amount));
+            }
+        }
+    }
+}
+
+impl Witness for Watch {
+    fn arrives(&self, call: &Call) {
+        let mut seen = self.seen.lock().unwrap();
+        self.judge_secrets(&mut seen, call);
+        if call.method == "GET" {
+            return;
+        }
+        match call.peer {
+            Peer::LiteLlm => self.judge_gateway(&mut seen, call),
+            Peer::Kube => self.judge_kube(&mut seen, call),
+            Peer::Waldur => self.judge_waldur(&mut seen, call),
+        }
+    }
+
+    fn is_answered(&self, call: &Call) {
+        let good = call.status.is_some_and(|status| (200..300).contains(&status)) && !call.spoilt;
+        if !good {
+            return;
+        }
+        let (path, query) = call.path.split_once('?').unwrap_or((&call.path, ""));
+        let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        let told = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        let read = match (call.peer, call.method.as_str()) {
+            (Peer::LiteLlm, "GET") if matches!(path, "/team/info" | "/v2/team/list") => {
+                format!("team {}", told("team_id").unwrap_or_default())
+            }
+            (Peer::LiteLlm, "GET") if path == "/key/list" => "keys".into(),
+            (Peer::LiteLlm, "POST") if path == "/key/generate" => "made".into(),
+            (Peer::Kube, "GET") => match secret_of(path) {
+                Some((namespace, name)) => format!("secret {namespace}/{name}"),
+                None => return,
+            },
+            (Peer::Waldur, "GET") if path.contains("/marketplace-provider-resources/") => format!("resource {last}"),
+            (Peer::Waldur, "GET") if path.contains("/marketplace-provider-offerings/") => format!("offering {last}"),
+            _ => return,
+        };
+        self.seen.lock().unwrap().read.insert(read);
+    }
+}
+
+/// The namespace and name in the path of a Secret; no name where all are meant.
+fn secret_of(path: &str) -> Option<(&str, &str)> {
+    let path = path.split('?').next().unwrap_or_default();
+    let (namespace, rest) = path.strip_prefix("/api/v1/namespaces/")?.split_once("/secrets")?;
+    Some((namespace, rest.trim_start_matches('/')))
+}
+
+/// Whether a text holds what looks like a key.
+fn key_like(text: &str) -> bool {
+    text.contains("sk-")
+        && text
+            .split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_')))
+            .any(|word| word.starts_with("sk-") && word.len() > 30)
+}
+
+fn json(body: &str) -> Value {
+    serde_json::from_str(body).unwrap_or_default()
 }

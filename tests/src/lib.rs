@@ -9,14 +9,17 @@ pub mod crash;
 pub mod decoders;
 pub mod eventful;
 pub mod hostile;
+pub mod program;
 pub mod promql;
 #[cfg(feature = "real")]
 pub mod real;
 pub mod sabotage;
+pub mod worlds;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -72,7 +75,22 @@ pub struct World {
     pub store: Store,
     /// The owner string.
     pub owner: String,
+    /// Waldur's generation.
+    pub profile: Profile,
+    /// Sees every call of the agents, and notes what may never be. What it noted fails the test in which the world ends.
+    pub watch: Arc<checker::Watch>,
     folder: TempDir,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // The watch holds the simulators, and they hold the faults.
+        self.faults.set_witness(None);
+        if !std::thread::panicking() {
+            let problems = self.watch.problems();
+            assert!(problems.is_empty(), "an agent did what it may never do:\n{}", problems.join("\n"));
+        }
+    }
 }
 
 /// The start of every world: a quiet moment inside a month.
@@ -121,7 +139,10 @@ impl World {
         waldur.set_models(offering, &["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "all"]);
         let project = waldur.add_project("Seabird Acoustics");
         let folder = tempfile::tempdir().unwrap();
-        let world = Self { clock, sim_clock, faults, waldur, gateway, kube, offering, project, store, owner: "icarus".into(), folder };
+        let watch = checker::Watch::new(&waldur, &gateway, &kube);
+        faults.set_witness(Some(watch.clone()));
+        let owner = "icarus".into();
+        let world = Self { clock, sim_clock, faults, waldur, gateway, kube, offering, project, store, owner, profile, watch, folder };
         world.write("waldur-token", &world.waldur.agent_token());
         world.write("gateway-key", &world.gateway.master_key());
         world.write("catalogue.yml", &catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]));
@@ -156,6 +177,7 @@ impl World {
     /// The same for several offerings.
     #[must_use]
     pub fn config_text_for(&self, offerings: &[Uuid], more: &str) -> String {
+        self.watch.knows_owner(&self.owner);
         let folder = self.folder.path().display();
         let secrets = match self.store {
             Store::Kube => format!(
@@ -192,7 +214,9 @@ impl World {
     #[must_use]
     pub fn parse(&self, text: &str) -> Config {
         let path = self.write("config.yml", text);
-        config::load(Some(&path), &[]).unwrap_or_else(|errors| panic!("{errors}\n{text}")).config
+        let config = config::load(Some(&path), &[]).unwrap_or_else(|errors| panic!("{errors}\n{text}")).config;
+        self.watch.knows(&config);
+        config
     }
 
     /// A fresh agent: what a restart leaves.
@@ -231,12 +255,14 @@ impl World {
 
     /// One order beat, and the work it begins to its end.
     pub async fn beat(&self, agent: &Agent) {
+        let _pass = self.watch.pass();
         agent.order_beat().await;
         agent.settle().await;
     }
 
     /// One slow beat, and the repairs it begins to their end.
     pub async fn slow_beat(&self, agent: &Agent) {
+        let _pass = self.watch.pass();
         drop(agent.resource_beat().await);
         agent.settle().await;
     }
@@ -298,9 +324,12 @@ impl World {
     #[must_use]
     pub fn key(&self, resource: Uuid, slot: &str) -> String {
         let secrets = self.secrets(resource);
-        let data =
-            secrets.get(slot).unwrap_or_else(|| panic!("no {slot} Secret for {}; there are {:?}", resource.simple(), secrets.keys()));
-        data.get("OPENAI_API_KEY").or_else(|| data.get("OPENAI_API_KEYS")).cloned().unwrap()
+        self.key_in(&secrets, slot).unwrap_or_else(|| panic!("no {slot} key for {}; there are {:?}", resource.simple(), secrets.keys()))
+    }
+
+    pub(crate) fn key_in(&self, secrets: &BTreeMap<String, BTreeMap<String, String>>, slot: &str) -> Option<String> {
+        let data = secrets.get(slot)?;
+        data.get("OPENAI_API_KEY").or_else(|| data.get("OPENAI_API_KEYS")).cloned()
     }
 
     /// Calls of the agents that change something, to one peer or all.

@@ -1210,7 +1210,9 @@ async fn c46_a_foreign_team_under_our_id_is_left_alone_until_an_operator_adopts_
             "{message}"
         );
 
+        let word = world.watch.by_word();
         llm_access_agent::cli::commands::adopt(&agent, resource).await.unwrap();
+        drop(word);
         world.advance(30 * MINUTE);
         world.run_to_rest(&agent, 3).await;
         assert_eq!(world.waldur.order_state(order), "done");

@@ -819,7 +819,9 @@ async fn adopt_takes_over_a_team_that_nobody_owns_and_no_other() {
     assert_eq!(world.waldur.order_state(order), "executing");
     assert!(served.conditions.holds("foreign-team"), "{:?}", served.conditions.all());
 
+    let word = world.watch.by_word();
     agent(&world, &["adopt", &id]).await.exits(0).tells(&["is ours now"]);
+    drop(word);
     assert_eq!(world.gateway.team(&id).unwrap().metadata["purpose"], "trial");
     agent(&world, &["adopt", &id]).await.exits(0).tells(&["is ours already"]);
     // The order had been put off; a fresh agent does not remember.

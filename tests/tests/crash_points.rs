@@ -41,7 +41,7 @@ impl Run {
         if story != Story::Create {
             let process = runtime();
             process.block_on(async {
-                let agent = run.world.agent().await;
+                let agent = run.world.patient().await;
                 let resource = run.world.sold(&agent, "aurora", &["kestrel-8b"]).await;
                 run.world.gateway.chat(&run.world.key(resource, "project"), "kestrel-8b", "P=2000 C=1000").unwrap();
                 run.world.advance(Duration::from_secs(40));

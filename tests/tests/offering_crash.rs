@@ -57,7 +57,7 @@ impl Story for Offering {
     async fn prepare(&self) -> World {
         let world = World::new(self.profile).await;
         world.write("catalogue.yml", WHOLE);
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         world.gateway.add_model("m4", None, None);
         world.waldur.set_price(world.offering, "spend", "0.9".parse().unwrap());
         if matches!(self.what, What::Fresh | What::Reprice | What::Retire | What::Return) {

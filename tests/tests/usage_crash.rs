@@ -146,7 +146,7 @@ impl Run {
 
 fn runtime_of_one_pass(world: &World) {
     let process = runtime();
-    process.block_on(async { world.agent().await.usage_beat().await.unwrap() });
+    process.block_on(async { world.patient().await.usage_beat().await.unwrap() });
     process.shutdown_background();
 }
 

@@ -310,7 +310,7 @@ impl Directory {
                 return Err(StoreError::Denied {
                     object: format!("folder {}", self.path.display()),
                     why: format!("files cannot be linked there: {error}"),
-                    cure: "keep it on a local file system with hard links".to_owned(),
+                    cure: format!("keep {} on a local file system with hard links", self.path.display()),
                 });
             }
             Err(error) => return Err(self.not_placed(name, &error)),
@@ -436,9 +436,13 @@ impl Directory {
     fn fault(&self, what: &str, error: &io::Error) -> StoreError {
         let object = format!("folder {}", self.path.display());
         let why = format!("cannot {what}: {error}");
+        // The cure stands alone in a condition, so it names the folder as well.
+        let folder = self.path.display();
         let cure = match error.kind() {
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "give the agent's user write access to it",
-            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "make the folder, or correct secrets.path",
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => format!("give the agent's user write access to {folder}"),
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+                format!("make the folder {folder}, or correct secrets.path")
+            }
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                 return StoreError::Transient { object, why: format!("{why}; free some space"), retry_after: None };
             }
@@ -446,7 +450,7 @@ impl Directory {
                 return StoreError::Transient { object, why, retry_after: None };
             }
         };
-        StoreError::Denied { object, why, cure: cure.to_owned() }
+        StoreError::Denied { object, why, cure }
     }
 }
 
