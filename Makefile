@@ -16,6 +16,9 @@ BENCH_ARGS ?=
 FAULTS ?=
 # How long `make fuzz` runs each of its targets.
 SECONDS ?= 60
+# soak: for how long, or which world again
+MINUTES ?= 10
+SEED ?=
 # remove-stale-waldur-component
 COMPONENT ?=
 CONFIG ?=
@@ -47,6 +50,11 @@ sabotage: ## plant faults into a copy of the agent, one at a time, and see that 
 .PHONY: fuzz
 fuzz: ## feed the decoders with what a fuzzer makes up, SECONDS=60 each (needs a C++ compiler)
 	tests/fuzz/run $(SECONDS)
+
+.PHONY: soak
+soak: ## live worlds from fresh seeds for MINUTES=10, or the one of SEED=n again (docs/testing.md)
+	$(CARGO) build -q -p llm-access-tests --bin soak
+	SEED='$(SEED)' MINUTES='$(MINUTES)' '$(TARGET)/debug/soak'
 
 .PHONY: lint
 lint: ## formatting, clippy and, when cargo-deny is installed, the dependency rules

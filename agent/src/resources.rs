@@ -105,6 +105,8 @@ impl Agent {
         self.note_budgets(&world);
         self.seen.note_world(&world, self.clock.now());
         let drift = self.find_drift(&world).await?;
+        // A repair that was put off and whose resource has ended would wait for ever, and the right that it lacked be missed.
+        self.schedule.forget_resources(|id| world.resources.contains_key(&id) || drift.orphans.contains(&id));
         let mut asked = HashSet::new();
         for id in &drift.drifted {
             if let Some((offering, resource)) = world.resources.get(id) {

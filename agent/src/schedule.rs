@@ -160,6 +160,13 @@ impl Schedule {
         inner.tracked.remove(&order);
     }
 
+    /// Forgets what was put off for resources of which nothing is left to do; orders that were begun stay.
+    pub fn forget_resources(&self, but: impl Fn(Uuid) -> bool) {
+        let mut inner = self.lock();
+        let Inner { waiting, tracked, .. } = &mut *inner;
+        waiting.retain(|id, _| tracked.contains_key(id) || but(*id));
+    }
+
     /// Remembers that an order was begun, so that its disappearance is noticed.
     pub fn track(&self, order: Uuid, resource: Uuid) {
         self.lock().tracked.insert(order, resource);

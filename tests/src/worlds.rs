@@ -54,7 +54,7 @@ impl Rng {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -64,7 +64,7 @@ impl Rng {
 
     /// A number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
+        self.draw() % n.max(1)
     }
 
     fn small(&mut self, n: u8) -> u8 {
@@ -927,8 +927,8 @@ impl Hands {
         self.kube.allow_all();
         self.write_credentials();
         self.write_catalogue();
-        for n in 0..SOLD.len() {
-            let missing = self.gateway.deployments().iter().all(|there| there.name != SOLD[n].0);
+        for (n, (name, _)) in SOLD.iter().enumerate() {
+            let missing = self.gateway.deployments().iter().all(|there| there.name != *name);
             if missing {
                 self.act(Act::Serve(u8::try_from(n).unwrap(), true));
             }

@@ -559,3 +559,27 @@ async fn a_clock_that_was_set_back_delays_no_order() {
     assert_eq!(world.waldur.order_state(end), "done");
     world.check();
 }
+
+#[tokio::test]
+async fn a_right_that_a_repair_lacked_is_not_missed_once_the_resource_has_ended() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        let agent = world.patient().await;
+        let resource = world.sold(&agent, "seabird-llm", &["kestrel-8b"]).await;
+        let id = resource.simple().to_string();
+        world.gateway.edit_team(&id, &json!({"tpm_limit": 1}));
+        let refusal = Fault::status(403, r#"{"detail":"You do not have permission to perform this action."}"#);
+        let rule = world.faults.add(Rule::new(refusal).peer(Peer::Waldur).path(&format!("/marketplace-provider-resources/{id}/")));
+        world.slow_beat(&agent).await;
+        assert!(agent.conditions.holds("waldur-credential"), "{:?}", agent.conditions.all());
+        world.faults.remove(rule);
+        // Before the repair is tried again, the customer ends the resource.
+        world.waldur.terminate(resource);
+        world.run_to_rest(&agent, 9).await;
+        world.slow_beat(&agent).await;
+        world.beat(&agent).await;
+        assert!(agent.conditions.all().is_empty(), "{profile:?}: {:?}", agent.conditions.all());
+        assert!(agent.schedule.waiting().is_empty(), "{:?}", agent.schedule.waiting());
+        world.check();
+    }
+}
