@@ -5,11 +5,12 @@
 //! under a passing name and then linked (a new one: fails where the name is taken) or renamed (a changed one) into place,
 //! so that a reader or a crash never meets a part of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use secrecy::{ExposeSecret as _, SecretString};
@@ -35,6 +36,42 @@ const WORD: &str = "# Kept by llm-access-agent: its lines are put back when they
 pub struct Directory {
     path: PathBuf,
     owner: String,
+    names: Arc<Mutex<Option<Names>>>,
+}
+
+/// The names in the folder as they were last read, so that a look at one resource need not go through thousands of others.
+///
+/// They are believed while the folder's time of change is the one that was met then, or that our own last change left. A
+/// change of somebody else within the same tick of the file system's clock can stay unseen until the next listing of
+/// everything; a create that meets its file learns of it at once.
+#[derive(Debug)]
+struct Names {
+    /// The folder's time of change, in seconds and nanoseconds.
+    changed: (i64, i64),
+    /// Names without their suffix, by the digits at their end.
+    by_digits: HashMap<String, BTreeSet<String>>,
+}
+
+impl Names {
+    fn insert(&mut self, name: &str) {
+        self.by_digits.entry(digits(name).to_owned()).or_default().insert(name.to_owned());
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Some(names) = self.by_digits.get_mut(digits(name)) {
+            names.remove(name);
+        }
+    }
+}
+
+/// The part of a name that its resource gave it, see [`short`].
+fn digits(name: &str) -> &str {
+    name.rsplit_once('-').map_or(name, |(_, digits)| digits)
+}
+
+/// When a name last came to a folder or went from it.
+fn changed_at(folder: &Path) -> io::Result<(i64, i64)> {
+    fs::metadata(folder).map(|found| (found.mtime(), found.mtime_nsec()))
 }
 
 /// The version of a file, and what a change of it has to keep.
@@ -65,7 +102,7 @@ impl Directory {
     /// # Errors
     /// `Denied` when it cannot be made or is no folder.
     pub fn new(path: PathBuf, owner: &str) -> Result<Self, StoreError> {
-        let store = Self { path, owner: owner.to_owned() };
+        let store = Self { path, owner: owner.to_owned(), names: Arc::default() };
         if let Some(parent) = store.path.parent() {
             fs::create_dir_all(parent).map_err(|error| store.fault("make the folder", &error))?;
         }
@@ -145,22 +182,21 @@ impl Directory {
     // ---- reading ----
 
     fn list(&self, resource: Option<Uuid>) -> Result<Listed, StoreError> {
-        let fault = |error: &io::Error| self.fault("read the folder", error);
-        let mut listed = Listed::default();
-        for entry in fs::read_dir(&self.path).map_err(|error| fault(&error))? {
-            let file = entry.map_err(|error| fault(&error))?.file_name();
-            let Some(name) = file.to_str().and_then(|file| file.strip_suffix(SUFFIX)) else {
-                continue;
-            };
-            // Every name we give ends in the resource's digits; thousands of other files need not be opened.
-            let other = resource.is_some_and(|resource| !name.ends_with(&short(resource)));
-            if other || !is_dns_label(name) {
-                continue;
+        let fault = |error: io::Error| self.fault("read the folder", &error);
+        let names: Vec<String> = match resource {
+            Some(resource) => self.names_of(&short(resource)).map_err(fault)?,
+            None => {
+                let mut known = self.names();
+                let read = known.insert(self.read_names().map_err(fault)?);
+                read.by_digits.values().flatten().cloned().collect()
             }
-            let Some(content) = self.read(name)? else {
+        };
+        let mut listed = Listed::default();
+        for name in names {
+            let Some(content) = self.read(&name)? else {
                 continue;
             };
-            let Some(record) = self.parse(name, &content) else {
+            let Some(record) = self.parse(&name, &content) else {
                 continue;
             };
             let uuid = record.uuid(&record.labels, RESOURCE).ok();
@@ -169,6 +205,51 @@ impl Directory {
             }
         }
         Ok(listed)
+    }
+
+    fn names(&self) -> MutexGuard<'_, Option<Names>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The names that end in these digits, as every name does that we give to Secrets of one resource.
+    fn names_of(&self, digits: &str) -> io::Result<Vec<String>> {
+        let mut known = self.names();
+        let now = changed_at(&self.path)?;
+        let names = match known.take().filter(|names| names.changed == now) {
+            Some(names) => names,
+            None => self.read_names()?,
+        };
+        let found = names.by_digits.get(digits).into_iter().flatten().cloned().collect();
+        *known = Some(names);
+        Ok(found)
+    }
+
+    fn read_names(&self) -> io::Result<Names> {
+        // Looked at first: what comes while the folder is read changes the time.
+        let mut names = Names { changed: changed_at(&self.path)?, by_digits: HashMap::new() };
+        for entry in fs::read_dir(&self.path)? {
+            let file = entry?.file_name();
+            if let Some(name) = file.to_str().and_then(|file| file.strip_suffix(SUFFIX))
+                && is_dns_label(name)
+            {
+                names.insert(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// A change of our own to the folder. What is known of its names stays known, with `note` telling what the change did
+    /// to them.
+    fn change<T>(&self, change: impl FnOnce() -> io::Result<T>, note: impl FnOnce(&mut Names)) -> io::Result<T> {
+        let mut known = self.names();
+        let before = changed_at(&self.path).ok();
+        let done = change()?;
+        *known = known.take().filter(|names| Some(names.changed) == before).and_then(|mut names| {
+            note(&mut names);
+            names.changed = changed_at(&self.path).ok()?;
+            Some(names)
+        });
+        Ok(done)
     }
 
     /// A file's content; nothing when there is none or it cannot be one of ours.
@@ -303,9 +384,13 @@ impl Directory {
         let content = self.render(connection, &Later::default(), &version)?;
         passing.fill(content.expose_secret().as_bytes()).map_err(|error| self.fault("write", &error))?;
         // Unlike a rename, a link never replaces what is there.
-        match fs::hard_link(&passing.path, self.file(name)) {
+        match self.change(|| fs::hard_link(&passing.path, self.file(name)), |names| names.insert(name)) {
             Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(Created::Exists),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                // Whoever looks next must find it.
+                *self.names() = None;
+                return Ok(Created::Exists);
+            }
             Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::PermissionDenied) => {
                 return Err(StoreError::Denied {
                     object: format!("folder {}", self.path.display()),
@@ -333,7 +418,8 @@ impl Directory {
             Some(now) => self.same(name, &now, version)?,
         }
         let mut passing = self.passing(name, bytes)?;
-        fs::rename(&passing.path, self.file(name)).map_err(|error| self.not_placed(name, &error))?;
+        self.change(|| fs::rename(&passing.path, self.file(name)), |names| names.insert(name))
+            .map_err(|error| self.not_placed(name, &error))?;
         passing.placed = true;
         self.sync()?;
         drop(lock);
@@ -346,7 +432,7 @@ impl Directory {
             return Ok(());
         };
         self.same(name, &now, version)?;
-        match fs::remove_file(self.file(name)) {
+        match self.change(|| fs::remove_file(self.file(name)), |names| names.remove(name)) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             done => done.map_err(|error| self.fault(&format!("delete {name}{SUFFIX}"), &error))?,
         }
@@ -369,13 +455,8 @@ impl Directory {
     fn lock(&self, resource: Option<Uuid>) -> Result<File, StoreError> {
         let number = resource.map_or(0, |resource| resource.as_bytes()[0] % LOCKS);
         let path = self.path.join(format!("{LOCK}{number:02x}"));
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| self.fault(&format!("open {}", path.display()), &error))?;
+        let open = || OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = self.change(open, |_| ()).map_err(|error| self.fault(&format!("open {}", path.display()), &error))?;
         file.lock().map_err(|error| self.fault(&format!("lock {}", path.display()), &error))?;
         Ok(file)
     }
@@ -388,8 +469,9 @@ impl Directory {
         getrandom::fill(&mut random).map_err(|error| fault(&error.into()))?;
         let number = u64::from_le_bytes(random);
         let path = self.path.join(format!("{PASSING}{name}-{number:016x}"));
-        let file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path).map_err(|error| fault(&error))?;
-        let passing = Passing { path, file, placed: false };
+        let open = || OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path);
+        let file = self.change(open, |_| ()).map_err(|error| fault(&error))?;
+        let passing = Passing { store: self.clone(), path, file, placed: false };
         // Held as long as we live: whoever gets this lock may sweep the file away.
         passing.file.lock().map_err(|error| fault(&error))?;
         if !content.is_empty() {
@@ -456,6 +538,7 @@ impl Directory {
 
 /// A file under a passing name; goes with its owner unless it was put in place.
 struct Passing {
+    store: Directory,
     path: PathBuf,
     file: File,
     placed: bool,
@@ -477,11 +560,77 @@ impl Passing {
 impl Drop for Passing {
     fn drop(&mut self) {
         if !self.placed {
-            let _ = fs::remove_file(&self.path);
+            let _ = self.store.change(|| fs::remove_file(&self.path), |_| ());
         }
     }
 }
 
 fn changed(name: &str, why: &str) -> StoreError {
     StoreError::Conflict { object: format!("Secret {name}"), why: format!("{why}; it is read again") }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::super::Slot;
+    use super::super::tests::{RESOURCE_A, connection};
+    use super::*;
+
+    async fn found(store: &Directory) -> Vec<String> {
+        let mut names: Vec<String> =
+            store.of_resource(RESOURCE_A).await.unwrap().stored.into_iter().map(|stored| stored.connection.name).collect();
+        names.sort();
+        names
+    }
+
+    /// Only a reading of the folder takes this name away again.
+    fn mark(store: &Directory) {
+        store.names().as_mut().unwrap().insert("never-there-00000000");
+    }
+
+    fn is_marked(store: &Directory) -> bool {
+        store.names().as_ref().is_some_and(|names| names.by_digits.contains_key("00000000"))
+    }
+
+    #[tokio::test]
+    async fn our_own_changes_cost_no_reading_of_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Directory::new(dir.path().join("secrets"), "icarus").unwrap();
+        store.list_all().await.unwrap();
+        mark(&store);
+        for slot in [Slot::Project, Slot::Chat] {
+            let connection = connection(slot);
+            assert_eq!(store.create(&connection).await.unwrap(), Created::Made);
+            assert!(found(&store).await.contains(&connection.name));
+        }
+        for stored in store.of_resource(RESOURCE_A).await.unwrap().stored {
+            let super::super::Version::File(version) = &stored.version else { panic!("a file") };
+            let changed = Connection { number: 2, ..stored.connection.clone() };
+            store.write(&changed, &Later::default(), version).await.unwrap();
+        }
+        let stored = store.of_resource(RESOURCE_A).await.unwrap().stored;
+        assert_eq!(stored.iter().map(|stored| stored.connection.number).collect::<Vec<_>>(), [2, 2]);
+        let super::super::Version::File(version) = &stored[0].version else { panic!("a file") };
+        store.delete(&stored[0].connection.name, version).await.unwrap();
+        assert_eq!(found(&store).await, [stored[1].connection.name.as_str()]);
+        assert!(is_marked(&store), "the folder was read again");
+        // A listing of everything looks for itself.
+        assert_eq!(store.list_all().await.unwrap().stored.len(), 1);
+        assert!(!is_marked(&store));
+    }
+
+    #[tokio::test]
+    async fn what_others_did_to_the_folder_is_seen_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let [ours, theirs] = [(); 2].map(|()| Directory::new(dir.path().join("secrets"), "icarus").unwrap());
+        assert!(found(&ours).await.is_empty());
+        let renamed = Connection { name: "llm-key-other-01234567".to_owned(), ..connection(Slot::Project) };
+        theirs.create(&renamed).await.unwrap();
+        assert_eq!(found(&ours).await, [renamed.name.as_str()]);
+        mark(&ours);
+        assert_eq!(ours.create(&renamed).await.unwrap(), Created::Exists);
+        assert!(ours.names().is_none(), "a name that was not expected is a reason to look");
+        fs::remove_file(ours.file(&renamed.name)).unwrap();
+        assert!(found(&ours).await.is_empty());
+    }
 }

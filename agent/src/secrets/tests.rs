@@ -14,12 +14,12 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::ChatNamespaces;
 
-const RESOURCE_A: Uuid = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+pub(super) const RESOURCE_A: Uuid = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
 const RESOURCE_B: Uuid = Uuid::from_u128(0xfedc_ba98_7654_3210_fedc_ba98_7654_3210);
 const PROJECT_A: Uuid = Uuid::from_u128(7);
 const KEY: &str = "sk-MARKER-0123456789abcdef";
 
-fn connection(slot: Slot) -> Connection {
+pub(super) fn connection(slot: Slot) -> Connection {
     let alias = match slot {
         Slot::Project => format!("{}-1", RESOURCE_A.simple()),
         Slot::Chat => format!("{}-chat-1", RESOURCE_A.simple()),
