@@ -1,6 +1,7 @@
 //! Logs and metrics.
 
 use std::fmt::Write as _;
+use std::io;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
@@ -8,9 +9,10 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{LogConfig, LogFormat};
+use crate::visible::is_unseen;
 
 /// Starts the log on standard error. Control characters in messages are escaped by the formatter, so that a customer's text
-/// cannot forge a line; a reader that went away must not end the agent.
+/// cannot forge a line, and what else a terminal obeys by [`Lines`]; a reader that went away must not end the agent.
 /// `quiet` keeps what is only informative out of the way of a command's own output, unless a level was chosen.
 ///
 /// # Errors
@@ -21,13 +23,48 @@ pub fn log(config: &LogConfig, quiet: bool) -> Result<(), String> {
     let registry = tracing_subscriber::registry().with(filter);
     let started = match config.format {
         LogFormat::Json => registry
-            .with(tracing_subscriber::fmt::layer().log_internal_errors(false).json().flatten_event(true).with_writer(std::io::stderr))
+            .with(tracing_subscriber::fmt::layer().log_internal_errors(false).json().flatten_event(true).with_writer(|| Lines))
             .try_init(),
-        LogFormat::Text => registry
-            .with(tracing_subscriber::fmt::layer().log_internal_errors(false).with_ansi(false).with_writer(std::io::stderr))
-            .try_init(),
+        LogFormat::Text => {
+            registry.with(tracing_subscriber::fmt::layer().log_internal_errors(false).with_ansi(false).with_writer(|| Lines)).try_init()
+        }
     };
     started.map_err(|error| error.to_string())
+}
+
+/// Standard error, with every character spelt out that would act instead of showing, such as those that turn the direction of
+/// the text. Each write is one event with its line end.
+struct Lines;
+
+impl io::Write for Lines {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        if line.chars().any(is_unseen) {
+            // As JSON spells it, which both formats can have.
+            let mut shown = String::with_capacity(event.len());
+            for character in line.chars() {
+                if is_unseen(character) {
+                    let mut units = [0; 2];
+                    for unit in character.encode_utf16(&mut units) {
+                        // Writing to a string cannot fail.
+                        let _ = write!(shown, "\\u{unit:04x}");
+                    }
+                } else {
+                    shown.push(character);
+                }
+            }
+            shown.push('\n');
+            io::Write::write_all(&mut io::stderr(), shown.as_bytes())?;
+        } else {
+            io::Write::write_all(&mut io::stderr(), event)?;
+        }
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::Write::flush(&mut io::stderr())
+    }
 }
 
 /// Starts the metrics.

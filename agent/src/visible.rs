@@ -31,7 +31,9 @@ pub fn start(text: &str, most: usize) -> String {
     }
 }
 
-fn is_unseen(character: char) -> bool {
+/// Whether a character acts instead of showing.
+#[must_use]
+pub fn is_unseen(character: char) -> bool {
     character.is_control()
         || matches!(
             character,

@@ -5,6 +5,7 @@ use std::fmt;
 use uuid::Uuid;
 
 use crate::secrets::Slot;
+use crate::visible::is_unseen;
 
 /// The LiteLLM team of a resource: its uuid, 32 hexadecimal digits.
 #[must_use]
@@ -18,7 +19,7 @@ pub fn team_id(resource: Uuid) -> String {
 #[must_use]
 pub fn team_alias(slug: &str, resource: Uuid) -> String {
     let id = team_id(resource);
-    let slug: String = slug.chars().filter(|c| !c.is_control()).take(100).collect();
+    let slug: String = slug.chars().filter(|c| !is_unseen(*c)).take(100).collect();
     format!("{}-{}", slug.trim(), id.get(..8).unwrap_or(&id))
 }
 

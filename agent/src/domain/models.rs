@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use crate::visible::is_unseen;
+
 /// What an order or a resource asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelRequest {
@@ -95,7 +97,7 @@ fn is_magic(name: &str) -> bool {
 
 /// At most twenty names, for a message.
 fn list(names: &BTreeSet<String>) -> String {
-    let shown: Vec<String> = names.iter().take(20).map(|n| n.chars().filter(|c| !c.is_control()).take(80).collect()).collect();
+    let shown: Vec<String> = names.iter().take(20).map(|name| name.chars().filter(|c| !is_unseen(*c)).take(80).collect()).collect();
     let more = names.len().saturating_sub(shown.len());
     let mut text = if shown.is_empty() { "none".to_owned() } else { shown.join(", ") };
     if more > 0 {
