@@ -465,6 +465,14 @@ impl Agent {
         }
     }
 
+    /// Takes a failure of a whole pass into account. A right that is missing for it is not missed by orders, so no gate is
+    /// closed; the pass has a condition of its own that names it.
+    pub(crate) fn note_pass_failure(&self, failure: &Failure) {
+        if !matches!(failure, Failure::Forbidden { .. }) {
+            self.note_failure(failure);
+        }
+    }
+
     /// One right is missing for an order or a repair. Nothing else is held up by it; what needs the same right asks one at
     /// a time whether it is there again.
     pub(crate) fn right_is_missing(&self, id: Uuid, peer: Peer, right: String, message: &str) {

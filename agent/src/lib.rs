@@ -25,6 +25,7 @@ pub mod plan;
 pub mod registration;
 pub mod resources;
 pub mod restart;
+pub mod rights;
 pub mod rotation;
 pub mod schedule;
 pub mod secret_file;

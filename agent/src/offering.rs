@@ -50,10 +50,7 @@ impl Agent {
                 }
                 Err(failure) => {
                     failed += 1;
-                    // A right that is missing here is not missed by orders.
-                    if !matches!(failure, Failure::Forbidden { .. }) {
-                        self.note_failure(&failure);
-                    }
+                    self.note_pass_failure(&failure);
                     self.conditions.raise(UNKEPT, subject, format!("offering {subject} is not as the catalogue says: {failure}"));
                 }
             }

@@ -46,10 +46,7 @@ impl Agent {
                 self.note_differences(&kept.differences);
             }
             Err(failure) => {
-                // A right that is missing here is not missed by orders.
-                if !matches!(failure, Failure::Forbidden { .. }) {
-                    self.note_failure(&failure);
-                }
+                self.note_pass_failure(&failure);
                 self.conditions.raise(
                     UNREAD,
                     "",

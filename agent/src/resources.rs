@@ -82,7 +82,7 @@ impl Agent {
                 }
             }
             Err(failure) => {
-                self.note_failure(failure);
+                self.note_pass_failure(failure);
                 self.conditions.raise(
                     "resources-unread",
                     "",

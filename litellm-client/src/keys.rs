@@ -253,6 +253,25 @@ struct KeyInfo {
     info: KeyRow,
 }
 
+/// What the gateway says about the key that a call was made with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnKey {
+    /// What it may call: paths (with everything below them), beginnings that end in `*`, and names of groups of paths. Empty
+    /// where its user's role alone decides.
+    pub allowed_routes: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct OwnKeyInfo {
+    info: OwnKeyRow,
+}
+
+#[derive(Deserialize)]
+struct OwnKeyRow {
+    #[serde(default, deserialize_with = "null_is_default")]
+    allowed_routes: Vec<String>,
+}
+
 #[derive(Deserialize)]
 struct ModelList {
     data: Vec<ModelId>,
@@ -279,6 +298,18 @@ pub enum KeyVerdict {
     },
 }
 
+/// Nothing where `/key/info` says that it does not know the key; its other refusals stay errors.
+fn unknown_key<T>(error: Error) -> Result<Option<T>> {
+    match &error.kind {
+        ErrorKind::Status { status: 404, error_type: Some(kind), .. }
+            if &**kind == "not_found_error" && error.class() == Class::NotFound =>
+        {
+            Ok(None)
+        }
+        _ => Err(error),
+    }
+}
+
 impl Client {
     /// One key by its hash. A deleted key is still there, with [`Key::deleted`] set; `None` is the gateway's word that it never
     /// saw this key (with its database down the call fails).
@@ -291,15 +322,7 @@ impl Client {
         }
         let answer = self.exchange(Call::get(INFO).query("key", hash)).await?;
         if !answer.is_success() {
-            let error = answer.error();
-            return match &error.kind {
-                ErrorKind::Status { status: 404, error_type: Some(kind), .. }
-                    if &**kind == "not_found_error" && error.class() == Class::NotFound =>
-                {
-                    Ok(None)
-                }
-                _ => Err(error),
-            };
+            return unknown_key(answer.error());
         }
         let found: KeyInfo = answer.decode()?;
         let other = found.info.token.as_deref().is_some_and(|token| token != hash);
@@ -307,6 +330,20 @@ impl Client {
             return Err(answer.incomplete("asked for one key, got another"));
         }
         Ok(Some(found.info.with_hash(hash.to_owned())))
+    }
+
+    /// The key of our own calls; `None` for the master key, which stands in no table.
+    ///
+    /// # Errors
+    /// As for every call.
+    pub async fn own_key(&self) -> Result<Option<OwnKey>> {
+        // Without a parameter it answers about the key in the header, so that nothing of it comes into an address.
+        let answer = self.exchange(Call::get(INFO)).await?;
+        if !answer.is_success() {
+            return unknown_key(answer.error());
+        }
+        let found: OwnKeyInfo = answer.decode()?;
+        Ok(Some(OwnKey { allowed_routes: found.info.allowed_routes }))
     }
 
     /// All keys that are not deleted, whoever made them.

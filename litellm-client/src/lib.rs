@@ -16,7 +16,7 @@ mod usage;
 pub use client::{BuildError, Client, SecretSource, Settings};
 pub use error::{Class, Error, ErrorKind};
 pub use health::Readiness;
-pub use keys::{GeneratedKey, Key, KeyVerdict, NewKey, OwnBound, key_hash};
+pub use keys::{GeneratedKey, Key, KeyVerdict, NewKey, OwnBound, OwnKey, key_hash};
 pub use models::{DeploymentPatch, ModelInfo, Models, NewDeployment};
 pub use spend_logs::{LogFilter, LoggedCall};
 pub use teams::{Change, NewTeam, Team, TeamPatch};

@@ -9,6 +9,7 @@ pub mod crash;
 pub mod decoders;
 pub mod eventful;
 pub mod hostile;
+pub mod identity;
 pub mod program;
 pub mod promql;
 #[cfg(feature = "real")]

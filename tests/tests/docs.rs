@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use llm_access_agent::rights::{MODEL_ROUTES, ROUTES, Route};
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -82,6 +84,20 @@ fn every_condition_has_its_row_with_a_cure() {
     let missing: Vec<_> = used.difference(&documented).collect();
     let unknown: Vec<_> = documented.difference(&used).collect();
     assert!(missing.is_empty() && unknown.is_empty(), "without a row: {missing:?}; no condition of the agent: {unknown:?}");
+}
+
+#[test]
+fn the_routes_of_a_narrow_key_are_those_of_the_code() {
+    let text = fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let section = text.split_once("### A key of the agent's own").unwrap().1;
+    let list = |after: &str| -> Vec<String> {
+        let start = section.split_once(after).unwrap().1;
+        let list = format!("[{}]", start.split(']').next().unwrap());
+        serde_json::from_str(&list).unwrap()
+    };
+    let paths = |routes: &[Route]| routes.iter().map(|route| route.path.to_owned()).collect::<Vec<_>>();
+    assert_eq!(list("\"allowed_routes\": ["), paths(&ROUTES));
+    assert_eq!(list("```json\n["), paths(&MODEL_ROUTES));
 }
 
 #[test]

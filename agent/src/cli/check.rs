@@ -15,6 +15,7 @@ use crate::domain::{BillingMonth, Direction, usage_component};
 use crate::features::Feature;
 use crate::gate::Peer;
 use crate::plan::{Finding, Notes, Ownership, plan_offering, wanted_access};
+use crate::rights::{self, Verdict};
 use crate::tls;
 
 /// What a provider's agent may do only with these rights; the role CUSTOMER.OWNER of the provider has all of them.
@@ -312,9 +313,12 @@ async fn check_gateway(agent: &Agent, report: &mut Report) {
         Ok(teams) => report.ok("gateway key", format!("may list teams ({})", teams.len())),
         Err(error) => report.fail(
             "gateway key",
-            format!("{error}; gateway.key_file must hold the master key or a key of a proxy_admin user with the management routes"),
+            format!(
+                "{error}; gateway.key_file must hold the master key or a key of a proxy_admin user with the routes of docs/security.md"
+            ),
         ),
     }
+    check_gateway_rights(agent, report).await;
     let compared = match agent.compare_gateway().await {
         Ok(compared) => compared,
         Err(error) => return report.fail("gateway models", error.to_string()),
@@ -328,6 +332,42 @@ async fn check_gateway(agent: &Agent, report: &mut Report) {
     }
     if compared.left.is_empty() && compared.differences.is_empty() {
         report.ok("gateway models", format!("all {} models of the catalogue are served, at its prices", catalogue.models.len()));
+    }
+}
+
+/// What the key may call against what the agent calls, as far as the gateway tells. Nothing is tried.
+async fn check_gateway_rights(agent: &Agent, report: &mut Report) {
+    const WHAT: &str = "gateway rights";
+    let key = match agent.gateway.own_key().await {
+        Ok(Some(key)) => key,
+        Ok(None) => {
+            return report
+                .ok(WHAT, "the master key may do everything; docs/security.md tells how to make a key that may do only what is needed");
+        }
+        Err(error) => return report.fail(WHAT, format!("what the key may call cannot be asked: {error}")),
+    };
+    match rights::judge(&key, agent.config.gateway.manage_models) {
+        Verdict::Narrow => {
+            report.ok(WHAT, format!("the key may call the {} routes that are needed and no others", key.allowed_routes.len()))
+        }
+        Verdict::Wide(more) => report.ok(WHAT, format!("the key may call what is needed, and more: {}", more.join(", "))),
+        Verdict::Unrestricted => report
+            .ok(WHAT, "the key may call every route that its user's role allows; docs/security.md has the list of those that are needed"),
+        Verdict::Groups(groups) => report.ok(
+            WHAT,
+            format!(
+                "the key has groups of routes ({}), of which only the gateway knows the members; docs/security.md has a narrow list",
+                groups.join(", ")
+            ),
+        ),
+        Verdict::Missing(missing) => {
+            for route in missing {
+                report.fail(
+                    WHAT,
+                    format!("the key may not call {}, which is needed for {}; add it to its allowed_routes", route.path, route.purpose),
+                );
+            }
+        }
     }
 }
 

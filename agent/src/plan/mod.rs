@@ -34,7 +34,7 @@ pub use evaluate::{Verdict, evaluate};
 pub use notes::{Note, Notes, remembered};
 pub use offering::{Finding, OfferingAction, OfferingPlan, Shop, Stage, plan_offering, removable_from, stage};
 pub(crate) use offering::{RETIRED, plan_retirement};
-pub use registration::{Difference, Registration, Registry, deployment_id, differences, plan_registration, same_price};
+pub use registration::{Difference, ID_PREFIX, Registration, Registry, deployment_id, differences, plan_registration, same_price};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{
     Amounts, Decision, Filing, Ledger, Log, LoggedDay, Lower, ModelTotals, Proven, TeamUse, Totals, Upstreams, Withheld, component_amounts,

@@ -152,7 +152,7 @@ impl Agent {
                 }
             }
             Err(failure) => {
-                self.note_failure(failure);
+                self.note_pass_failure(failure);
                 self.conditions.raise(UNREAD, "", format!("usage could not be read, so nothing is reported: {failure}"));
             }
         }
