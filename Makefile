@@ -10,7 +10,7 @@ TARGET = $(shell $(CARGO) metadata --no-deps --format-version 1 | sed -n 's/.*"t
 # The suites against real peers: which peers and LiteLLM variants, and what is passed to the test programs.
 PEERS ?= litellm kube webui browser team-defaults no-custom-keys
 REAL_ARGS ?= --test-threads=1
-# What is passed to the bench: --resources N, --orders N, --json
+# What is passed to the bench: --only drift,usage --resources 1000,10000 --orders 1000 --json, or --compare BEFORE AFTER
 BENCH_ARGS ?=
 # Which faults `make sabotage` plants: all where it is empty.
 FAULTS ?=
@@ -70,7 +70,11 @@ lint: ## formatting, clippy and, when cargo-deny is installed, the dependency ru
 bench: ## measure the agent against its budgets
 	$(CARGO) build --release -p llm-access-agent -p llm-access-tests
 	'$(TARGET)/release/bench' --agent '$(TARGET)/release/llm-access-agent' $(BENCH_ARGS)
-	'$(TARGET)/release/replan'
+
+.PHONY: bench-peer
+bench-peer: ## measure the Python agent waldur-site-agent beside this one
+	$(CARGO) build --release -p llm-access-agent -p llm-access-tests
+	tests/bench-peer/run '$(TARGET)/release/llm-access-agent' '$(TARGET)/release/bench' $(BENCH_ARGS)
 
 .PHONY: dist
 dist: ## the binary as it is deployed, in the target folder under dist/, with its size and, when cargo-cyclonedx is installed, what is in it
