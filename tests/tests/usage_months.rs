@@ -63,7 +63,7 @@ fn said(agent: &Agent, name: &str) -> String {
 async fn a_closed_month_is_never_filed_under_the_running_one() {
     let world = World::new(Profile::Y2024).await;
     world.set_time("2026-11-30T12:00:00Z");
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = sold(&world, "aurora");
     spent(&world, resource, "2026-11-20T10:00:00Z", "4812.50");
     pass(&agent).await;
@@ -93,7 +93,7 @@ async fn a_closed_month_is_never_filed_under_the_running_one() {
     assert_eq!(audit.unexplained(), 1);
     assert_eq!(spend(&world, resource, "2026-12"), "3.20");
     // A new process comes to the same.
-    let fresh = world.agent().await;
+    let fresh = world.patient().await;
     pass(&fresh).await;
     assert!(said(&fresh, "usage-unreported").contains("spend +1.10"));
     // Once nothing can come of it any more, it is no longer repeated.
@@ -101,7 +101,7 @@ async fn a_closed_month_is_never_filed_under_the_running_one() {
     pass(&agent).await;
     assert_eq!(said(&agent, "usage-unreported"), "");
     // But it is not forgotten, by this process or by one that begins now, until the month after is over.
-    for agent in [agent, world.agent().await] {
+    for agent in [agent, world.patient().await] {
         pass(&agent).await;
         let last = said(&agent, "usage-month-unreported");
         let command = format!("`usage backfill --from 2026-11 --to 2026-11 --resource {} --apply`", id(resource));
@@ -120,7 +120,7 @@ async fn a_closed_month_is_never_filed_under_the_running_one() {
     for profile in DATED {
         let world = World::new(profile).await;
         world.set_time("2026-11-30T12:00:00Z");
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let resource = sold(&world, "aurora");
         spent(&world, resource, "2026-11-20T10:00:00Z", "4812.50");
         pass(&agent).await;
@@ -148,12 +148,12 @@ async fn an_agent_that_was_down_over_the_boundary_catches_up_where_it_can() {
         world.set_time("2026-12-31T20:00:00Z");
         let resource = sold(&world, "aurora");
         spent(&world, resource, "2026-12-31T10:00:00Z", "7.00");
-        pass(&world.agent().await).await;
+        pass(&world.patient().await).await;
         // Down from here on.
         spent(&world, resource, "2026-12-31T23:59:59.999Z", "2.00");
         spent(&world, resource, "2027-01-01T00:00:00Z", "0.50");
         world.set_time("2027-01-02T09:00:00Z");
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         pass(&agent).await;
         let december = if profile == Profile::Y2024 { "7.00" } else { "9.00" };
         assert_eq!(
@@ -179,10 +179,10 @@ async fn an_agent_that_was_down_past_the_late_days_looks_once_at_the_month_befor
         let [told, idle] = ["aurora", "idle"].map(|name| sold(&world, name));
         spent(&world, told, "2026-11-20T10:00:00Z", "7.00");
         spent(&world, idle, "2026-11-20T10:00:00Z", "1.00");
-        pass(&world.agent().await).await;
+        pass(&world.patient().await).await;
         spent(&world, told, "2026-11-30T14:00:00Z", "2.00");
         world.set_time("2026-12-10T09:00:00Z");
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         world.faults.reset_calls();
         pass(&agent).await;
         assert!(ledger_reads(&world, "2026-11") > 0);
@@ -208,7 +208,7 @@ async fn a_look_back_that_fails_is_done_again_and_a_month_filled_in_by_hand_is_n
     world.set_time("2026-12-10T09:00:00Z");
     let resource = sold(&world, "aurora");
     spent(&world, resource, "2026-11-20T10:00:00Z", "7.00");
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let down = world.faults.add(Rule::new(Fault::status(502, "")).peer(Peer::Waldur).path("set_usage"));
     pass(&agent).await;
     assert_eq!(said(&agent, "usage-month-unreported"), "", "it is tried again");
@@ -219,7 +219,7 @@ async fn a_look_back_that_fails_is_done_again_and_a_month_filled_in_by_hand_is_n
     assert!(said(&agent, "usage-month-unreported").contains("spend 7.00"));
     // The month is opened again, and an operator fills it in.
     world.waldur.close_months_before(jiff::civil::date(2026, 11, 1));
-    let by_hand = world.agent().await;
+    let by_hand = world.patient().await;
     by_hand.usage_pass(&Pass { months: Some(vec!["2026-11".parse().unwrap()]), ..Pass::default() }).await.unwrap();
     assert_eq!(spend(&world, resource, "2026-11"), "7.00");
     world.advance(Duration::from_secs(3600));
@@ -233,7 +233,7 @@ async fn what_of_the_ledger_never_added_up_is_said_when_its_month_is_over() {
     world.set_time("2026-11-20T09:00:00Z");
     let resource = sold(&world, "aurora");
     spent(&world, resource, "2026-11-10T10:00:00Z", "7.00");
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let nothing = r#"{"results":[],"metadata":{"page":1,"total_pages":0,"has_more":false}}"#;
     let answer = Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: nothing.into() };
     world.faults.add(Rule::new(answer).peer(Peer::LiteLlm).path("/team/daily/activity?"));
@@ -258,7 +258,7 @@ async fn a_plan_that_changes_within_a_month_bills_the_month_once() {
             let world = World::new(profile).await;
             world.waldur.split_plans(splits);
             let other = world.waldur.add_plan(world.offering, "Large");
-            let mut agent = world.agent().await;
+            let mut agent = world.patient().await;
             let resource = sold(&world, "aurora");
             let case = format!("{profile:?} splits {splits} restart {restart}");
             let mut total = Decimal::ZERO;
@@ -274,7 +274,7 @@ async fn a_plan_that_changes_within_a_month_bills_the_month_once() {
                     total += Decimal::from(spent_now);
                 }
                 if restart {
-                    agent = world.agent().await;
+                    agent = world.patient().await;
                 }
                 let report = pass(&agent).await;
                 assert!(report.failures().next().is_none(), "{case} at {total}: {:?}", report.lines);
@@ -318,7 +318,7 @@ async fn the_example_of_the_documentation_is_so() {
         world.gateway.add_usage(Some(&id(resource)), key, "kestrel-8b", at(when), usage);
     }
     world.set_time("2026-12-01T00:20:00Z");
-    pass(&world.agent().await).await;
+    pass(&world.patient().await).await;
     let told = |month: &str, kind: &str| world.waldur.usages(resource, month).get(kind).map(ToString::to_string);
     let page = include_str!("../../docs/billing.md");
     for (kind, amount) in [
@@ -337,7 +337,7 @@ async fn the_example_of_the_documentation_is_so() {
 #[tokio::test]
 async fn no_component_goes_while_a_new_process_has_not_seen_whether_usage_is_owed() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     agent.offering_beat().await;
     let resource = sold(&world, "aurora");
     world.write("catalogue.yml", &catalogue(&["kestrel-8b", "heron-70b"]));
@@ -350,7 +350,7 @@ async fn no_component_goes_while_a_new_process_has_not_seen_whether_usage_is_owe
     let removals = || world.faults.calls().iter().filter(|call| call.path.contains("remove_offering_component")).count();
     world.set_time("2027-01-20T09:00:00Z");
     spent(&world, resource, "2027-01-10T08:00:00Z", "1.00");
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     world.faults.reset_calls();
     agent.offering_beat().await;
     assert_eq!((removals(), sent(&world)), (0, 0), "what is owed is not reported by this loop");
@@ -366,7 +366,7 @@ async fn no_component_goes_while_a_new_process_has_not_seen_whether_usage_is_owe
 #[tokio::test]
 async fn tokens_far_beyond_what_a_float_counts_are_billed_to_the_token() {
     let world = World::new(Profile::Late2026).await;
-    let agent = world.agent_with("").await;
+    let agent = world.patient().await;
     let resource = sold(&world, "aurora");
     let usage = Usage { prompt_tokens: 9_007_199_254_740_993, completion_tokens: 0, cached_tokens: 0, spend: "0.01".parse().unwrap() };
     for n in 0..3 {
@@ -383,7 +383,7 @@ async fn a_model_that_gets_another_name_and_keys_that_are_replaced_lose_nothing(
         for kind in ["kestrel-8b:input", "kestrel-9b:input"] {
             world.waldur.add_usage_component(world.offering, kind);
         }
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
         world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=1000 C=0").unwrap();
         world.advance(Duration::from_secs(40));
@@ -412,7 +412,7 @@ async fn a_leap_day_and_a_year_end_belong_where_they_are() {
     ] {
         let world = World::new(Profile::Late2026).await;
         world.set_time(before);
-        let agent = world.agent().await;
+        let agent = world.patient().await;
         let resource = sold(&world, "aurora");
         spent(&world, resource, edge, "1.00");
         spent(&world, resource, after, "2.00");
@@ -469,7 +469,7 @@ async fn a_pass_over_which_the_month_ends_reports_nothing_more() {
 #[tokio::test]
 async fn nothing_is_sent_to_an_undated_server_near_a_month_end() {
     let world = World::new(Profile::Y2024).await;
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = sold(&world, "aurora");
     spent(&world, resource, "2026-11-20T10:00:00Z", "7.00");
     world.set_time("2026-11-30T23:46:00Z");
@@ -485,7 +485,7 @@ async fn nothing_is_sent_to_an_undated_server_near_a_month_end() {
     assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("none".into(), "0.50".into()));
     // A dated one takes it, up to the last moment and from the first on.
     let world = World::new(Profile::V8_0).await;
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = sold(&world, "aurora");
     spent(&world, resource, "2026-11-20T10:00:00Z", "7.00");
     world.set_time("2026-11-30T23:59:00Z");
@@ -568,7 +568,7 @@ async fn a_clock_that_jumps_files_nothing_under_a_wrong_month() {
         let november = if profile == Profile::Y2024 { "none" } else { "50.00" };
         // The one that is ahead looks back at a month that it takes for over, and what it tells is right.
         assert_eq!((told("2026-11"), told("2026-12"), told("2027-01")), (november.into(), "5.00".into(), "none".into()), "{profile:?}");
-        pass(&world.agent().await).await;
+        pass(&world.patient().await).await;
         assert_eq!(spend(&world, resource, "2026-12"), "5.00", "{profile:?}");
     }
 }
@@ -578,7 +578,7 @@ async fn a_month_whose_invoice_is_closed_is_said_once_and_not_tried_for_ever() {
     let world = World::new(Profile::Late2026).await;
     world.set_time("2026-12-01T06:00:00Z");
     world.waldur.close_months_before(jiff::civil::date(2026, 12, 1));
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = sold(&world, "aurora");
     spent(&world, resource, "2026-11-30T10:00:00Z", "1.00");
     spent(&world, resource, "2026-12-01T02:00:00Z", "3.00");
@@ -598,7 +598,7 @@ async fn that_a_server_dates_usage_is_believed_when_it_shows_it_and_what_it_misf
     let world = World::new(Profile::Late2026).await;
     world.waldur.ignore_usage_dates(true);
     world.set_time("2026-12-02T06:00:00Z");
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resources = [sold(&world, "aurora"), sold(&world, "borealis")];
     for resource in resources {
         spent(&world, resource, "2026-11-30T10:00:00Z", "100.00");
@@ -630,15 +630,15 @@ async fn what_a_process_misfiled_before_it_ended_is_set_right_by_the_next() {
     // Each fills November in for one resource, and ends without a look at December.
     for resource in [used, idle, more] {
         let months = Some(vec!["2026-11".parse().unwrap()]);
-        let report = world.agent().await.usage_pass(&Pass { only: Some(resource), months, ..Pass::default() }).await.unwrap();
+        let report = world.patient().await.usage_pass(&Pass { only: Some(resource), months, ..Pass::default() }).await.unwrap();
         assert_eq!(report.failures().count(), 1, "{:?}", report.lines);
         assert_eq!((spend(&world, resource, "2026-11"), spend(&world, resource, "2026-12")), ("none".into(), "100.00".into()));
     }
     // Somebody wrote too much into Waldur as well: that is not the agent's to lower.
     let typed = sold(&world, "typed");
     let figure = [waldur_client::Usage { kind: "spend".into(), amount: Decimal::from(100) }];
-    world.agent().await.waldur.set_usage(typed, &figure, None).await.unwrap();
-    let agent = world.agent().await;
+    world.patient().await.waldur.set_usage(typed, &figure, None).await.unwrap();
+    let agent = world.patient().await;
     pass(&agent).await;
     let december = [used, idle, more, typed].map(|resource| spend(&world, resource, "2026-12"));
     assert_eq!(december, ["3.00", "0.00", "500.00", "100.00"]);
@@ -719,7 +719,7 @@ fn a_process_may_end_while_a_month_with_two_plans_is_told() {
 async fn a_figure_of_the_running_month_does_not_prove_that_a_server_dates_usage() {
     let world = World::new(Profile::V8_0).await;
     world.waldur.ignore_usage_dates(true);
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = sold(&world, "aurora");
     spent(&world, resource, "2026-11-20T10:00:00Z", "7.00");
     // Near the month's end it goes with a date, and lands where it belongs only because the month still runs.
@@ -739,7 +739,7 @@ async fn a_figure_of_the_running_month_does_not_prove_that_a_server_dates_usage(
     // Where it does date usage, a past month shows it.
     let world = World::new(Profile::V8_0).await;
     world.set_time("2026-12-01T00:20:00Z");
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     spent(&world, sold(&world, "aurora"), "2026-11-30T23:59:00Z", "1.00");
     pass(&agent).await;
     assert_eq!(agent.features.known(Feature::DatedUsage), Some(true));
@@ -749,7 +749,7 @@ async fn a_figure_of_the_running_month_does_not_prove_that_a_server_dates_usage(
 async fn months_are_filled_in_later_where_the_server_takes_them() {
     let world = World::new(Profile::Late2026).await;
     world.set_time("2026-12-20T06:00:00Z");
-    let agent = world.agent().await;
+    let agent = world.patient().await;
     let resource = sold(&world, "aurora");
     for (day, amount) in [("2026-10-30", "1.00"), ("2026-11-30", "2.00"), ("2026-12-02", "3.00")] {
         spent(&world, resource, &format!("{day}T10:00:00Z"), amount);
