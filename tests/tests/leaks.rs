@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use llm_access_agent::agent::Agent;
-use llm_access_agent::{http, telemetry};
+use llm_access_agent::{http, page, telemetry};
 use llm_access_fixtures::faults::{Fault, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::{Store, World, checker};
@@ -104,7 +104,10 @@ fn leaking(text: &str, secrets: &BTreeSet<String>) -> Vec<String> {
 
 /// What the world shows of itself apart from the log.
 async fn shown(world: &World, agent: &Agent, render: &Render) -> String {
-    let mut text = format!("{}\n{}\n", http::status(agent), render());
+    let at = page::serve(agent.config.page.as_ref().unwrap().listen, agent.clone()).await.unwrap();
+    let page = reqwest::get(format!("http://{at}/")).await.unwrap().text().await.unwrap();
+    assert!(page.contains("<h2 id=\"orders\">"), "{page}");
+    let mut text = format!("{}\n{}\n{page}\n", http::status(agent), render());
     for (name, subject, condition) in agent.conditions.all() {
         text.push_str(&format!("{name} {subject} {condition:?}\n"));
     }
@@ -153,7 +156,7 @@ fn assert_tight(what: &str, text: &str, secrets: &BTreeSet<String>) {
 }
 
 async fn agent_of(world: &World, oidc: bool) -> Agent {
-    let mut text = world.config_text("");
+    let mut text = world.config_text("page: {listen: '127.0.0.1:0'}\n");
     if oidc {
         let (url, id, secret) = world.waldur.oidc();
         let file = world.write("client-secret", &secret);
