@@ -252,6 +252,8 @@ mod tests {
         limit: Option<u64>,
         #[serde(default, deserialize_with = "decimal_or_zero")]
         spend: Decimal,
+        #[serde(default, deserialize_with = "optional_decimal")]
+        price: Option<Decimal>,
         #[serde(default, deserialize_with = "optional_timestamp")]
         at: Option<Timestamp>,
     }
@@ -273,6 +275,15 @@ mod tests {
         for bad in [r#"{"budget": "x"}"#, r#"{"limit": 1.5}"#, r#"{"spend": []}"#, r#"{"at": "soon"}"#] {
             assert!(serde_json::from_str::<Row>(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn prices_are_read_to_the_last_digit() {
+        for price in ["0.0000002100000000000001", "2.100000000000001e-7", "9007199254740993", "0.1"] {
+            assert_eq!(row(&format!(r#"{{"price": {price}}}"#)).price, Some(parse_decimal(price).unwrap()), "{price}");
+        }
+        assert_eq!(row(r#"{"price": 9007199254740993}"#).price.unwrap().to_string(), "9007199254740993");
+        assert_eq!(row(r#"{"price": null}"#).price, None);
     }
 
     #[test]
