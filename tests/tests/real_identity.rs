@@ -89,7 +89,8 @@ impl Site {
         }
         drop(agent.usage_beat().await);
         note(&agent);
-        let end = world.waldur.terminate(resource);
+        // What is still being created cannot be ended.
+        let end = if world.waldur.resource(resource).state == "OK" { world.waldur.terminate(resource) } else { order };
         for _ in 0..8 {
             world.beat(&agent).await;
             note(&agent);
