@@ -2,6 +2,7 @@
 //! With names as arguments only those. Ends with 1 where a fault is not found.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "this crate is test code")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,8 @@ impl Copy {
         let from = sabotage::tree();
         let listed = Command::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&from).output();
         let listed = String::from_utf8(listed.expect("git lists the files").stdout).unwrap();
+        let known: BTreeSet<PathBuf> = listed.split('\0').map(|name| tree.join(name)).collect();
+        remove_unknown(&tree, &known);
         for name in listed.split('\0').filter(|name| !name.is_empty()) {
             copy(&from.join(name), &tree.join(name));
         }
@@ -85,6 +88,18 @@ impl Copy {
             .status()
             .unwrap()
             .success()
+    }
+}
+
+/// What an earlier copy had and the tree has no more would be built along.
+fn remove_unknown(folder: &Path, known: &BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            remove_unknown(&path, known);
+        } else if !known.contains(&path) {
+            fs::remove_file(path).unwrap();
+        }
     }
 }
 
