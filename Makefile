@@ -37,6 +37,10 @@ demo: ## follow an order from request to closed, against the simulators
 test: ## every test that needs nothing but the Rust toolchain
 	$(CARGO) test --workspace
 
+.PHONY: test-traces
+test-traces: ## the agent built to send traces, and a collector that looks at them
+	$(CARGO) test -p llm-access-tests --features otel --test traces
+
 .PHONY: test-real
 test-real: ## the same agent against a real LiteLLM, Kubernetes API and Open WebUI (set up on first use, five to ten minutes)
 	$(CARGO) build -p llm-access-agent

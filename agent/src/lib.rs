@@ -32,5 +32,7 @@ pub mod secret_file;
 pub mod secrets;
 pub mod telemetry;
 pub mod tls;
+#[cfg(feature = "otel")]
+pub mod traces;
 pub mod usage;
 pub mod visible;

@@ -499,6 +499,15 @@ impl Agent {
         Err(Failure::Conflict { message: format!("what is left of resource {} is still there after {ROUNDS} attempts", id.simple()) })
     }
 
+    async fn beat(&self, which: Loop) {
+        match which {
+            Loop::Orders => drop(self.order_beat().await),
+            Loop::Resources => drop(self.resource_beat().await),
+            Loop::Offering => self.offering_beat().await,
+            Loop::Usage => drop(self.usage_beat().await),
+        }
+    }
+
     /// Runs `loops` until `stop` resolves, then waits for the work in flight, at most `grace`.
     pub async fn run(&self, loops: &[Loop], stop: impl Future<Output = ()>, grace: Duration) {
         let token = tokio_util::sync::CancellationToken::new();
@@ -515,12 +524,11 @@ impl Agent {
             running.spawn(async move {
                 let mut away = 0;
                 loop {
-                    match which {
-                        _ if !agent.is_leading() => agent.progress.beat(which.as_str()),
-                        Loop::Orders => drop(agent.order_beat().await),
-                        Loop::Resources => drop(agent.resource_beat().await),
-                        Loop::Offering => agent.offering_beat().await,
-                        Loop::Usage => drop(agent.usage_beat().await),
+                    if agent.is_leading() {
+                        let span = tracing::info_span!("pass", loop = which.as_str(), id = pass_id());
+                        agent.beat(which).instrument(span).await;
+                    } else {
+                        agent.progress.beat(which.as_str());
                     }
                     away = if agent.is_cut_off() { away + 1 } else { 0 };
                     let wait = grown(interval, away, agent.config.backoff.max);
@@ -544,6 +552,14 @@ impl Agent {
             tracing::warn!("work in flight did not end within {grace:?}; the next start goes on where it stopped");
         }
     }
+}
+
+/// What tells the lines of one pass from those of any other, of this process or another.
+fn pass_id() -> String {
+    let mut bytes = [0; 4];
+    // Without randomness the lines of two passes are told apart by their times alone.
+    let _ = getrandom::fill(&mut bytes);
+    format!("{:08x}", u32::from_be_bytes(bytes))
 }
 
 /// The wait before the next beat of a loop, after `away` beats in a row that met a peer which cannot be reached: twice as long

@@ -4,32 +4,33 @@ use std::fmt::Write as _;
 use std::io;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry};
 
 use crate::config::{LogConfig, LogFormat};
 use crate::visible::is_unseen;
 
+/// What takes note of spans and events.
+pub type Layer = Box<dyn tracing_subscriber::Layer<Registry> + Send + Sync>;
+
 /// Starts the log on standard error. Control characters in messages are escaped by the formatter, so that a customer's text
 /// cannot forge a line, and what else a terminal obeys by [`Lines`]; a reader that went away must not end the agent.
-/// `quiet` keeps what is only informative out of the way of a command's own output, unless a level was chosen.
+/// `quiet` keeps what is only informative out of the way of a command's own output, unless a level was chosen. `more` takes
+/// note of everything beside the log, whatever its level.
 ///
 /// # Errors
 /// A level that is none.
-pub fn log(config: &LogConfig, quiet: bool) -> Result<(), String> {
+pub fn log(config: &LogConfig, quiet: bool, more: Option<Layer>) -> Result<(), String> {
     let level = if quiet && config.level == "info" { "warn" } else { &config.level };
     let filter = EnvFilter::try_new(level).map_err(|error| format!("log.level: {error}; give one of error, warn, info, debug, trace"))?;
-    let registry = tracing_subscriber::registry().with(filter);
-    let started = match config.format {
-        LogFormat::Json => registry
-            .with(tracing_subscriber::fmt::layer().log_internal_errors(false).json().flatten_event(true).with_writer(|| Lines))
-            .try_init(),
-        LogFormat::Text => {
-            registry.with(tracing_subscriber::fmt::layer().log_internal_errors(false).with_ansi(false).with_writer(|| Lines)).try_init()
-        }
+    let lines = tracing_subscriber::fmt::layer().log_internal_errors(false).with_writer(|| Lines);
+    let lines: Layer = match config.format {
+        LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
+        LogFormat::Text => lines.with_ansi(false).with_filter(filter).boxed(),
     };
-    started.map_err(|error| error.to_string())
+    let layers: Vec<Layer> = std::iter::once(lines).chain(more).collect();
+    tracing_subscriber::registry().with(layers).try_init().map_err(|error| error.to_string())
 }
 
 /// Standard error, with every character spelt out that would act instead of showing, such as those that turn the direction of

@@ -556,7 +556,8 @@ async fn a_signal_at_any_write_of_an_order_leaves_nothing_that_the_next_start_do
         let config = world.config_text(FAST).replace("timeout: 400ms", "timeout: 60s");
         // Every other time the grace is over, else somebody does not want to wait for it.
         let impatient = n % 2 == 0;
-        let mut daemon = Daemon::start_with(&world, &config, &["--grace", if impatient { "600" } else { "0" }]);
+        // The offering has metadata too.
+        let mut daemon = Daemon::start_with(&world, &config, &["--only", "orders", "--grace", if impatient { "600" } else { "0" }]);
         let there = || world.faults.calls().iter().any(|call| call.path.contains(path));
         until(path, &daemon, there).await;
         daemon.signal("TERM").await;

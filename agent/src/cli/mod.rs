@@ -269,7 +269,17 @@ async fn run(cli: Cli) -> ExitCode {
         Ok(loaded) => loaded,
         Err(errors) => return fail(EXIT_INPUT, &errors.to_string()),
     };
-    if let Err(error) = telemetry::log(&loaded.config.log, cli.command.only_reads()) {
+    #[cfg(feature = "otel")]
+    let (traces, layer) = match loaded.config.traces.as_ref().filter(|_| matches!(cli.command, Command::Run { .. })) {
+        None => (None, None),
+        Some(endpoint) => match crate::traces::start(endpoint, &loaded.config.owner) {
+            Ok((traces, layer)) => (Some(traces), Some(layer)),
+            Err(error) => return fail(EXIT_INPUT, &error),
+        },
+    };
+    #[cfg(not(feature = "otel"))]
+    let layer = None;
+    if let Err(error) = telemetry::log(&loaded.config.log, cli.command.only_reads(), layer) {
         return fail(EXIT_INPUT, &error);
     }
     if !cli.command.only_reads() {
@@ -286,7 +296,14 @@ async fn run(cli: Cli) -> ExitCode {
         events.mute();
     }
     let outcome = match cli.command {
-        Command::Run { only, grace } => return daemon(agent, &only, Duration::from_secs(grace)).await,
+        Command::Run { only, grace } => {
+            let code = daemon(agent, &only, Duration::from_secs(grace)).await;
+            #[cfg(feature = "otel")]
+            if let Some(traces) = traces {
+                traces.end().await;
+            }
+            return code;
+        }
         Command::Check { readers } => check::check(&agent, &loaded.warnings, &readers).await,
         Command::Plan => commands::plan(&agent).await,
         Command::Status { json } => commands::status(&agent, json).await,

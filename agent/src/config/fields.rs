@@ -112,6 +112,7 @@ pub(crate) const FIELDS: &[Field] = &[
     field("page.listen", "address:port", "no page", "Where the status page is served, for people. On loopback; it asks for no password."),
     field("page.allow_remote", "true or false", "`false`", "Accept a `page.listen` that is not on loopback. Everybody who reaches it reads the names of resources and projects."),
     field("page.hosts", "list of host names", "none", "Names by which the status page is reached besides `localhost` and plain addresses, as behind a proxy; others are turned away."),
+    field("traces.endpoint", "URL", "no traces", "Where spans are sent, by OTLP over HTTP, whole: `http://collector:4318/v1/traces`. Needs a build with the feature `otel`."),
     field("events.enabled", "true or false", "`false`", "Make Kubernetes Events about Secrets and conditions; with `secrets.store: kubernetes`."),
     field("events.pod_namespace", "namespace", "conditions are not told", "With `pod_name` and `pod_uid`: the agent's own pod, from the downward API; conditions are told there."),
     field("events.pod_name", "name", "conditions are not told", "The pod's name."),

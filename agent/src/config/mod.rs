@@ -96,6 +96,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// The status page, where there is one.
     pub page: Option<PageConfig>,
+    /// Where spans are sent by OTLP over HTTP; none without.
+    pub traces: Option<Url>,
     /// Which Deployments are restarted when their chat Secret changes; only with Secrets in a cluster.
     pub restart: Option<RestartConfig>,
     /// Events in the cluster, where they are turned on.
@@ -671,6 +673,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
 
     let page = page(reader, &root);
     let events = events(reader, &root, secrets.as_ref());
+    let traces = traces(reader, &root);
     let lease = lease(reader, &root);
     let section = reader.section(&root, "orphans");
     let orphans = OrphansConfig { max_per_pass: reader.whole(&section, "max_per_pass").unwrap_or(10) };
@@ -696,6 +699,7 @@ fn read(reader: &mut Reader<'_>, root: Option<Node>) -> Option<Config> {
         http,
         page,
         events,
+        traces,
         lease,
         orphans,
         log,
@@ -771,6 +775,23 @@ fn events(reader: &mut Reader<'_>, root: &Section, secrets: Option<&SecretsConfi
         reader.fault(&section, "enabled", "needs secrets.store: kubernetes; events are made in the cluster that holds the Secrets");
     }
     enabled.then_some(EventsConfig { pod })
+}
+
+fn traces(reader: &mut Reader<'_>, root: &Section) -> Option<Url> {
+    let section = reader.section(root, "traces");
+    let text = reader.text(&section, "endpoint")?;
+    let endpoint = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    match endpoint {
+        None => reader.fault(&section, "endpoint", "is not an http or https address; write it whole, as http://collector:4318/v1/traces"),
+        Some(url) if !url.username().is_empty() || url.password().is_some() => {
+            reader.fault(&section, "endpoint", "holds a credential, which would be logged; the collector has to do without");
+        }
+        Some(_) if !cfg!(feature = "otel") => {
+            reader.fault(&section, "endpoint", "needs a build that can send traces (cargo build --features otel); leave it out");
+        }
+        Some(url) => return Some(url),
+    }
+    None
 }
 
 fn is_host_name(text: &str) -> bool {

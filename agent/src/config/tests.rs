@@ -222,7 +222,7 @@ colour: red
             "agent.yml:32:23: concurrency.orders: has to be from 1 to 1024",
             "agent.yml:33:20: backoff.initial: is longer than backoff.max (10m); write a shorter one",
             "agent.yml:34:16: http.listen: is not an address and a port; write 0.0.0.0:9090, or [::]:9090",
-            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, rotation, usage, concurrency, backoff, http, page, events, lease, orphans, log",
+            "agent.yml:35:1: colour: no such field; there are: owner, waldur, gateway, webui, catalogue, offerings, secrets, intervals, terminate, rotation, usage, concurrency, backoff, http, page, traces, events, lease, orphans, log",
         ]
     );
 }
