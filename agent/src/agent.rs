@@ -90,6 +90,8 @@ pub(crate) struct Memory {
     pub(crate) billed: HashSet<Uuid>,
     /// Erred orders that something else was ordered after.
     pub(crate) passed: HashSet<Uuid>,
+    /// What Waldur lists of keys.
+    pub(crate) api_keys: crate::observe::ApiKeyLists,
     /// Where the next pass goes on asking about things without a living resource.
     pub(crate) orphan_cursor: usize,
     /// How often an order was taken up again after it erred.

@@ -80,7 +80,11 @@ impl Agent {
                 outcome => Ok(outcome?),
             },
             Action::FreeKey { hash, bounds, .. } => Ok(self.gateway.clear_own_bounds(hash, bounds).await?),
-            Action::ReportApiKey { alias, key } => Ok(self.waldur.report_api_key_created(resource, &alias.to_string(), key).await?),
+            Action::ReportApiKey { alias, key } => {
+                let reported = self.waldur.report_api_key_created(resource, &alias.to_string(), key).await;
+                self.memory().api_keys.forget();
+                Ok(reported?)
+            }
             Action::SetEndpoints(endpoints) => match self.waldur.set_endpoints(resource, endpoints).await {
                 Ok(()) => {
                     self.features.learn(Feature::Endpoints, true);

@@ -1,12 +1,16 @@
 //! Reads what the peers hold about one resource. The only place that reads for a decision.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use litellm_client::{Class, Key, Team};
 use uuid::Uuid;
 use waldur_client::{ApiKey, ApiKeyFilter, Resource};
 
 use crate::agent::{Agent, Failure};
+use crate::clock::after;
 use crate::domain::team_id;
 use crate::features::Feature;
 use crate::gate::Peer;
@@ -145,12 +149,61 @@ pub struct World {
     pub secrets: BTreeMap<Uuid, crate::secrets::Listed>,
     /// Secrets of ours that name no resource.
     pub nameless: Vec<crate::secrets::Broken>,
-    /// The keys Waldur knows, by resource, for offerings that have such a thing.
-    pub api_keys: BTreeMap<Uuid, Vec<ApiKey>>,
+    /// The keys Waldur knows, by offering and resource; of offerings that have such a thing.
+    pub api_keys: BTreeMap<Uuid, KnownApiKeys>,
     /// Erred orders of our offerings.
     pub erred_orders: Vec<waldur_client::Order>,
-    /// The offerings for which `api_keys` was read.
-    pub with_api_keys: Vec<Uuid>,
+}
+
+/// The keys that Waldur lists of one offering, by resource.
+pub type KnownApiKeys = Arc<BTreeMap<Uuid, Vec<ApiKey>>>;
+
+/// How long a list of all keys at Waldur serves the passes that find nothing amiss. Only the agent and Waldur's staff change
+/// it, a repair reads the keys of its resource anew, and at ten thousand resources it would be a fifth of all calls of a pass.
+const API_KEYS_FRESH: Duration = Duration::from_secs(3600);
+
+/// The lists of keys at Waldur that later passes use again.
+#[derive(Debug, Default)]
+pub(crate) struct ApiKeyLists {
+    lists: HashMap<Uuid, (Timestamp, KnownApiKeys)>,
+    /// How often they were forgotten.
+    forgotten: u64,
+}
+
+impl ApiKeyLists {
+    /// The next pass reads them anew, and a list that is being read meanwhile is not kept.
+    pub(crate) fn forget(&mut self) {
+        self.lists.clear();
+        self.forgotten += 1;
+    }
+}
+
+impl Agent {
+    /// All keys that Waldur lists of an offering, at most an hour old; `None` where this server has no such thing.
+    pub(crate) async fn all_api_keys(&self, offering: Uuid) -> Result<Option<KnownApiKeys>, Failure> {
+        let (known, forgotten) = {
+            let kept = &self.memory().api_keys;
+            (kept.lists.get(&offering).cloned(), kept.forgotten)
+        };
+        if let Some((read, known)) = known.filter(|(read, _)| self.clock.now() < after(*read, API_KEYS_FRESH)) {
+            tracing::trace!(%read, "the list of API keys at Waldur is used again");
+            return Ok(Some(known));
+        }
+        let read = self.clock.now();
+        let Some(keys) = self.api_keys(ApiKeyFilter { offering: Some(offering), resource: None }).await? else { return Ok(None) };
+        let mut by_resource: BTreeMap<Uuid, Vec<ApiKey>> = BTreeMap::new();
+        for key in keys {
+            if let Some(resource) = key.resource {
+                by_resource.entry(resource).or_default().push(key);
+            }
+        }
+        let known = Arc::new(by_resource);
+        let kept = &mut self.memory().api_keys;
+        if kept.forgotten == forgotten {
+            kept.lists.insert(offering, (read, Arc::clone(&known)));
+        }
+        Ok(Some(known))
+    }
 }
 
 impl World {
@@ -164,7 +217,7 @@ impl World {
             keys: self.keys.get(&id).cloned().unwrap_or_default(),
             retired_aliases: Vec::new(),
             secrets: Some(self.secrets.get(&resource.uuid).cloned().unwrap_or_default()),
-            api_keys: self.with_api_keys.contains(&offering).then(|| self.api_keys.get(&resource.uuid).cloned().unwrap_or_default()),
+            api_keys: self.api_keys.get(&offering).map(|known| known.get(&resource.uuid).cloned().unwrap_or_default()),
             mark_repairs,
         }
     }

@@ -442,6 +442,8 @@ impl Agent {
                         return Err(foreign.into());
                     }
                 }
+                // Whoever lost the Lease leaves the rest to another.
+                Err(failure) if !self.is_leading() => return Err(failure),
                 Ok(()) | Err(Failure::Conflict { .. }) => {
                     let resource = self.waldur.resource(id).await?;
                     seen = self.observe(resource, offering.uuid, Depth::Full).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::Instrument;
 use uuid::Uuid;
-use waldur_client::{ApiKeyFilter, OrderKind, OrderState, Resource, ResourceState};
+use waldur_client::{OrderKind, OrderState, Resource, ResourceState};
 
 use crate::agent::{Agent, Failure};
 use crate::config::OfferingConfig;
@@ -107,6 +107,9 @@ impl Agent {
         let drift = self.find_drift(&world).await?;
         // A repair that was put off and whose resource has ended would wait for ever, and the right that it lacked be missed.
         self.schedule.forget_resources(|id| world.resources.contains_key(&id) || drift.orphans.contains(&id));
+        if !drift.drifted.is_empty() {
+            self.memory().api_keys.forget();
+        }
         let mut asked = HashSet::new();
         for id in &drift.drifted {
             if let Some((offering, resource)) = world.resources.get(id) {
@@ -168,14 +171,9 @@ impl Agent {
             };
             if self.features.worth_trying(Feature::ApiKeys)
                 && !governed
-                && let Some(keys) = self.api_keys(ApiKeyFilter { offering: Some(uuid), resource: None }).await?
+                && let Some(known) = self.all_api_keys(uuid).await?
             {
-                world.with_api_keys.push(uuid);
-                for key in keys {
-                    if let Some(resource) = key.resource {
-                        world.api_keys.entry(resource).or_default().push(key);
-                    }
-                }
+                world.api_keys.insert(uuid, known);
             }
         }
         for offering in &self.config.offerings {
@@ -440,6 +438,7 @@ impl Agent {
         }
         self.converge(offering, None, resource, Depth::Full).await?;
         if self.features.worth_trying(Feature::SetOk) {
+            self.must_lead()?;
             match self.waldur.set_resource_ok(id).await {
                 Ok(()) => {
                     self.features.learn(Feature::SetOk, true);
@@ -491,6 +490,7 @@ impl Agent {
                 return Ok(());
             }
             match self.apply(id, &actions).await {
+                Err(failure) if !self.is_leading() => return Err(failure),
                 Ok(()) | Err(Failure::Conflict { .. }) => {}
                 Err(failure) => return Err(failure),
             }

@@ -154,6 +154,7 @@ struct Spec {
 
 impl Candidate {
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
+        let mut said = String::new();
         loop {
             let deadline = self.valid_until;
             let outcome = tokio::select! {
@@ -163,8 +164,16 @@ impl Candidate {
                 outcome = self.attempt() => Some(outcome),
             };
             match outcome {
-                Some(Ok(valid_until)) => self.valid_until = valid_until,
-                Some(Err(error)) => tracing::warn!(%error, "the Lease was not renewed or read"),
+                Some(Ok(valid_until)) => {
+                    self.valid_until = valid_until;
+                    said.clear();
+                }
+                // Said once, not at every look: what is wrong with a Lease is often wrong for hours.
+                Some(Err(error)) if said == error.to_string() => tracing::debug!(%error, "the Lease is still not renewed or read"),
+                Some(Err(error)) => {
+                    said = error.to_string();
+                    tracing::warn!(%error, "the Lease was not renewed or read; it is tried again");
+                }
                 None => {}
             }
             self.announce();

@@ -65,11 +65,25 @@ impl Secrets {
     /// # Errors
     /// Any class but `Conflict`.
     pub async fn list(&self, namespace: &str, selector: &BTreeMap<String, String>) -> Result<Vec<Stored>> {
+        self.list_as(namespace, selector, |stored| stored).await
+    }
+
+    /// Like [`Self::list`], keeping of each Secret only what `keep` makes of it: a Secret is several kilobytes, and there may be
+    /// ten thousands of them.
+    ///
+    /// # Errors
+    /// Any class but `Conflict`.
+    pub async fn list_as<T>(
+        &self,
+        namespace: &str,
+        selector: &BTreeMap<String, String>,
+        keep: impl Fn(Stored) -> T + Send + Sync,
+    ) -> Result<Vec<T>> {
         let call = self.on("list", namespace, "")?;
         let labels = selector.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
         let mut restarts = 0;
         loop {
-            match self.list_once(&call, namespace, &labels).await {
+            match self.list_once(&call, namespace, &labels, &keep).await {
                 // 410: a continue token outlived the server's history. The pages so far belong to an older state.
                 Err(Error::Transient { status: Some(410), .. }) if restarts == 0 => restarts += 1,
                 other => return other,
@@ -77,7 +91,7 @@ impl Secrets {
         }
     }
 
-    async fn list_once(&self, call: &Call<'_>, namespace: &str, labels: &str) -> Result<Vec<Stored>> {
+    async fn list_once<T>(&self, call: &Call<'_>, namespace: &str, labels: &str, keep: &impl Fn(Stored) -> T) -> Result<Vec<T>> {
         let mut all = Vec::new();
         let mut next: Option<String> = None;
         for _ in 0..MAX_PAGES {
@@ -90,7 +104,8 @@ impl Secrets {
             if page.kind != "SecretList" {
                 return Err(Error::not_understood(call, "it is not a list of Secrets"));
             }
-            all.extend(page.items.unwrap_or_default().into_iter().map(|wire| wire.into_stored(&self.cluster.field_manager)));
+            let manager = &self.cluster.field_manager;
+            all.extend(page.items.unwrap_or_default().into_iter().map(|wire| keep(wire.into_stored(manager))));
             let token = page.metadata.next.filter(|token| !token.is_empty());
             if token.is_none() {
                 return Ok(all);

@@ -168,6 +168,43 @@ async fn when_the_leader_is_killed_in_the_middle_the_other_finishes() {
     world.check();
 }
 
+/// The leader cannot renew the Lease while a write of its is under way. When the answer comes it leads no more, and nobody
+/// else does.
+async fn loses_the_lease_in_the_middle(method: &str, path: &str, profile: Profile) {
+    let case = format!("{method} {path} on {profile:?}");
+    let world = world(profile).await;
+    let only = Replica::start(&world, "only", "2s");
+    until("it leads", &[&only], || only.leads()).await;
+    world.faults.add(Rule::new(Fault::Hold).method(method).path(path).once());
+    let (order, _) = world.order("aurora", &["kestrel-8b"]);
+    tokio::time::timeout(PATIENCE, world.faults.held()).await.unwrap_or_else(|_| panic!("{case}: never came there\n{}", only.log()));
+    for verb in ["get", "patch", "update", "create"] {
+        world.kube.deny(verb, "leases", NAMESPACE);
+    }
+    until(&format!("{case}: it lost the Lease"), &[&only], || !only.leads()).await;
+    // What it says about the Lease itself is no write of the order.
+    let writes = || world.writes(None).into_iter().filter(|write| !write.contains("/leases/")).collect::<Vec<_>>();
+    let before = writes().len();
+    world.faults.release();
+    until(&format!("{case}: it stops in the middle"), &[&only], || only.log().contains("the Lease was lost") || writes().len() > before)
+        .await;
+    assert_eq!(writes()[before..], [""; 0], "{case}: written without the Lease");
+    assert_ne!(world.waldur.order_state(order), "done", "{case}");
+    world.kube.allow_all();
+    until(&format!("{case}: it goes on"), &[&only], || world.waldur.order_state(order) == "done").await;
+    world.check();
+}
+
+#[tokio::test]
+async fn a_leader_that_loses_the_lease_in_the_middle_of_an_order_writes_no_more() {
+    futures::future::join_all([
+        loses_the_lease_in_the_middle("POST", "/team/new", Profile::Late2026),
+        loses_the_lease_in_the_middle("POST", "/llm-keys/secrets", Profile::Y2024),
+        loses_the_lease_in_the_middle("PATCH", "/open-webui/secrets/", Profile::Late2026),
+    ])
+    .await;
+}
+
 #[tokio::test]
 async fn a_leader_that_stops_hands_over_at_once() {
     let world = world(Profile::Y2024).await;

@@ -72,25 +72,51 @@ async fn an_idle_order_beat_is_one_call_for_each_offering_and_an_idle_pass_is_pa
             world.faults.reset_calls();
             let drift = agent.resource_beat().await.unwrap();
             assert_eq!((drift.compared, drift.drifted.len()), (20, 0));
-            assert_pages(&world, profile, 20, 20);
+            assert_pages(&world, profile, 20, None);
         }
     }
 }
 
-/// What reading everything costs with `n` resources of two keys each, `shown` of them at Waldur: pages, however many calls
-/// one by one would be.
-fn assert_pages(world: &World, profile: Profile, n: usize, shown: usize) {
+/// What reading everything costs with `n` resources of two keys each: pages, however many calls one by one would be. Of the
+/// keys that Waldur shows, there may be `shown` to list; a pass that follows a quiet one does not list them again.
+fn assert_pages(world: &World, profile: Profile, n: usize, shown: Option<usize>) {
     let calls = world.faults.calls();
     // Waldur gives 100 rows a page at most since late 2026, 300 before; the gateway 100; Kubernetes 500 in each of two
     // namespaces. Beside the resources there is one call for the offering, and one page each of erred orders and, where the
     // server has them, of keys.
-    let (rows, lists) = if profile == Profile::Late2026 { (100, 2 + shown.div_ceil(100).max(1)) } else { (300, 2) };
+    let keys = shown.map_or(0, |shown| shown.div_ceil(100).max(1));
+    let (rows, lists) = if profile == Profile::Late2026 { (100, 2 + keys) } else { (300, 2) };
     let waldur = n.div_ceil(rows) + lists;
     let gateway = n.div_ceil(100) + (2 * n).div_ceil(100);
     let secrets = if world.store == Store::Kube { 2 * n.div_ceil(500) } else { 0 };
     let counted = [Peer::Waldur, Peer::LiteLlm, Peer::Kube].map(|peer| to(peer, &calls));
     assert_eq!(counted, [waldur, gateway, secrets], "{profile:?} {:?} [Waldur, LiteLLM, Secrets]:\n{}", world.store, listed(&calls));
     assert!(calls.iter().all(|call| call.method == "GET"), "{}", listed(&calls));
+}
+
+/// Calls for the list of all keys at Waldur that a pass makes.
+async fn lists_of_keys(world: &World, agent: &Agent) -> usize {
+    world.faults.reset_calls();
+    world.slow_beat(agent).await;
+    world.faults.calls().iter().filter(|call| call.method == "GET" && call.path.contains("resource-api-keys/?offering")).count()
+}
+
+#[tokio::test]
+async fn the_keys_at_waldur_are_listed_once_an_hour_and_after_anything_changed() {
+    let world = World::new(Profile::Late2026).await;
+    let agent = world.patient().await;
+    let resource = world.sold(&agent, "first", &["kestrel-8b"]).await;
+    assert_eq!((lists_of_keys(&world, &agent).await, lists_of_keys(&world, &agent).await), (1, 0), "a quiet pass");
+    world.sold(&agent, "second", &["kestrel-8b"]).await;
+    assert_eq!((lists_of_keys(&world, &agent).await, lists_of_keys(&world, &agent).await), (1, 0), "a key was reported");
+    world.gateway.edit_team(&resource.simple().to_string(), &json!({"models": ["heron-70b"]}));
+    lists_of_keys(&world, &agent).await;
+    assert_eq!((lists_of_keys(&world, &agent).await, lists_of_keys(&world, &agent).await), (1, 0), "something differed");
+    world.advance(Duration::from_secs(3599));
+    assert_eq!(lists_of_keys(&world, &agent).await, 0);
+    world.advance(Duration::from_secs(1));
+    assert_eq!(lists_of_keys(&world, &agent).await, 1);
+    world.check();
 }
 
 /// `n` more resources with team, keys and Secrets like those of `model`, put there without the agent.
@@ -130,7 +156,7 @@ async fn read_a_thousand(profile: Profile) {
     let seen = agent.read_world().await.unwrap();
     assert_eq!((seen.resources.len(), seen.teams.len(), seen.secrets.len()), (1000, 1000, 1000));
     assert!(resources.iter().all(|id| seen.keys[&id.simple().to_string()].len() == 2 && seen.secrets[id].stored.len() == 2));
-    assert_pages(&world, profile, 1000, 1);
+    assert_pages(&world, profile, 1000, Some(1));
 }
 
 #[tokio::test]

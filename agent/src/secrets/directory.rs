@@ -191,7 +191,7 @@ impl Directory {
                 read.by_digits.values().flatten().cloned().collect()
             }
         };
-        let mut listed = Listed::default();
+        let mut listed = Vec::new();
         for name in names {
             let Some(content) = self.read(&name)? else {
                 continue;
@@ -201,10 +201,10 @@ impl Directory {
             };
             let uuid = record.uuid(&record.labels, RESOURCE).ok();
             if resource.is_none() || resource == uuid {
-                listed.add(record, &self.owner);
+                listed.push(record.read(&self.owner));
             }
         }
-        Ok(listed)
+        Ok(listed.into_iter().collect())
     }
 
     fn names(&self) -> MutexGuard<'_, Option<Names>> {

@@ -106,21 +106,24 @@ impl Kubernetes {
             selector.insert(RESOURCE.to_owned(), resource.simple().to_string());
         }
         let selector = &selector;
-        let pages = namespaces.into_iter().map(|namespace| self.api.list(namespace, selector));
-        let mut listed = Listed::default();
-        for stored in try_join_all(pages).await?.into_iter().flatten() {
-            let record = Record {
-                name: stored.name.clone(),
-                labels: stored.labels.clone(),
-                annotations: stored.annotations.clone(),
-                data: stored.data.clone(),
-                owned: stored.owned.clone(),
-                created: stored.created,
-                version: Version::Kubernetes(Box::new(stored)),
+        let read = |stored: llm_access_k8s::Stored| {
+            let version = match resource {
+                Some(_) => Version::Kubernetes(Box::new(stored.clone())),
+                None => Version::Unkept { uid: stored.uid },
             };
-            listed.add(record, &self.owner);
-        }
-        Ok(listed)
+            let record = Record {
+                name: stored.name,
+                labels: stored.labels,
+                annotations: stored.annotations,
+                data: stored.data,
+                owned: stored.owned,
+                created: stored.created,
+                version,
+            };
+            record.read(&self.owner)
+        };
+        let lists = namespaces.into_iter().map(|namespace| self.api.list_as(namespace, selector, read));
+        Ok(try_join_all(lists).await?.into_iter().flatten().collect())
     }
 
     pub(super) async fn create(&self, connection: &Connection) -> Result<Created, StoreError> {

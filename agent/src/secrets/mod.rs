@@ -386,14 +386,21 @@ pub enum Created {
 enum Version {
     File(directory::Version),
     Kubernetes(Box<llm_access_k8s::Stored>),
+    /// One of all the Secrets of a cluster, seen in passing. Nothing can be based on it: whoever writes reads the Secrets of
+    /// the one resource first. Kept whole they would be the most of what the agent needs of memory.
+    Unkept {
+        uid: String,
+    },
 }
 
 impl Stored {
     /// A digest of everything that a pod reads from it. Nothing can be guessed from it: the key is random.
     pub(crate) fn digest(&self) -> String {
         let mut digest = Sha256::new();
-        if let Version::Kubernetes(stored) = &self.version {
-            digest.update(stored.uid.as_bytes());
+        match &self.version {
+            Version::Kubernetes(stored) => digest.update(stored.uid.as_bytes()),
+            Version::Unkept { uid } => digest.update(uid.as_bytes()),
+            Version::File(_) => {}
         }
         for (name, value) in self.connection.variables() {
             for part in [name.as_str(), value.expose_secret()] {
@@ -526,7 +533,7 @@ impl SecretStore {
         match (self, &stored.version) {
             (Self::Directory(store), Version::File(version)) => store.write(&connection, &later, version).await,
             (Self::Kubernetes(store), Version::Kubernetes(base)) => store.apply(&connection, &later, base).await,
-            _ => Err(other_store(&connection.name)),
+            _ => Err(no_base(&connection.name)),
         }
     }
 
@@ -541,7 +548,7 @@ impl SecretStore {
         match (self, &broken.version) {
             (Self::Directory(store), Version::File(version)) => store.write(&connection, &Later::default(), version).await,
             (Self::Kubernetes(store), Version::Kubernetes(base)) => store.overwrite(&connection, base).await,
-            _ => Err(other_store(&connection.name)),
+            _ => Err(no_base(&connection.name)),
         }
     }
 
@@ -565,7 +572,7 @@ impl SecretStore {
         match (self, version) {
             (Self::Directory(store), Version::File(version)) => store.delete(name, version).await,
             (Self::Kubernetes(store), Version::Kubernetes(base)) => store.delete(base).await,
-            _ => Err(other_store(name)),
+            _ => Err(no_base(name)),
         }
     }
 
@@ -633,8 +640,9 @@ fn sound(connection: &Connection) -> Result<(), StoreError> {
     }
 }
 
-fn other_store(name: &str) -> StoreError {
-    StoreError::Conflict { object: format!("Secret {name}"), why: "it was read from another store".to_owned() }
+fn no_base(name: &str) -> StoreError {
+    let why = "it was only seen among all others, or in another store, and has to be read first".to_owned();
+    StoreError::Conflict { object: format!("Secret {name}"), why }
 }
 
 /// The name of a Secret: `llm-key-<slug>-<uuid8>` or `llm-webui-<slug>-<uuid8>`, whatever the slug holds: at most 63 of
@@ -768,30 +776,38 @@ struct Record {
     version: Version,
 }
 
-impl Listed {
-    fn add(&mut self, record: Record, owner: &str) {
-        match record.connection() {
-            Ok(connection) => {
-                let later = record.later(connection.slot);
-                let complete = record.holds(&Draft::new(&connection, &later, owner));
-                self.stored.push(Stored { connection, complete, created: record.created, later, version: record.version });
-            }
-            Err(why) => {
-                let broken = Broken {
-                    resource: record.uuid(&record.labels, RESOURCE).ok(),
-                    slot: record.labels.get(SLOT).and_then(|slot| Slot::parse(slot)),
-                    number: record.annotations.get(NUMBER).and_then(|n| n.parse().ok()),
-                    name: record.name,
-                    why,
-                    version: record.version,
-                };
-                self.broken.push(broken);
+impl FromIterator<Result<Stored, Box<Broken>>> for Listed {
+    fn from_iter<I: IntoIterator<Item = Result<Stored, Box<Broken>>>>(read: I) -> Self {
+        let mut listed = Self::default();
+        for one in read {
+            match one {
+                Ok(stored) => listed.stored.push(stored),
+                Err(broken) => listed.broken.push(*broken),
             }
         }
+        listed
     }
 }
 
 impl Record {
+    fn read(self, owner: &str) -> Result<Stored, Box<Broken>> {
+        match self.connection() {
+            Ok(connection) => {
+                let later = self.later(connection.slot);
+                let complete = self.holds(&Draft::new(&connection, &later, owner));
+                Ok(Stored { connection, complete, created: self.created, later, version: self.version })
+            }
+            Err(why) => Err(Box::new(Broken {
+                resource: self.uuid(&self.labels, RESOURCE).ok(),
+                slot: self.labels.get(SLOT).and_then(|slot| Slot::parse(slot)),
+                number: self.annotations.get(NUMBER).and_then(|n| n.parse().ok()),
+                name: self.name,
+                why,
+                version: self.version,
+            })),
+        }
+    }
+
     /// The format of a later version, or nothing.
     fn later_format(&self) -> Option<u32> {
         self.annotations.get(FORMAT)?.parse().ok().filter(|format| *format > CURRENT)
