@@ -10,6 +10,7 @@ pub mod decoders;
 pub mod eventful;
 pub mod hostile;
 pub mod identity;
+pub mod port;
 pub mod program;
 pub mod promql;
 #[cfg(feature = "real")]
@@ -19,8 +20,9 @@ pub mod worlds;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -81,6 +83,7 @@ pub struct World {
     /// Sees every call of the agents, and notes what may never be. What it noted fails the test in which the world ends.
     pub watch: Arc<checker::Watch>,
     folder: TempDir,
+    reserved: Mutex<Vec<port::ReservedPort>>,
 }
 
 impl Drop for World {
@@ -143,7 +146,9 @@ impl World {
         let watch = checker::Watch::new(&waldur, &gateway, &kube);
         faults.set_witness(Some(watch.clone()));
         let owner = "icarus".into();
-        let world = Self { clock, sim_clock, faults, waldur, gateway, kube, offering, project, store, owner, profile, watch, folder };
+        let reserved = Mutex::default();
+        let world =
+            Self { clock, sim_clock, faults, waldur, gateway, kube, offering, project, store, owner, profile, watch, folder, reserved };
         world.write("waldur-token", &world.waldur.agent_token());
         world.write("gateway-key", &world.gateway.master_key());
         world.write("catalogue.yml", &catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]));
@@ -161,6 +166,14 @@ impl World {
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// An address at which nobody listens while this world is there, unless the test tells somebody to.
+    pub fn nobody(&self) -> SocketAddr {
+        let port = port::ReservedPort::take();
+        let address = port.address;
+        self.reserved.lock().unwrap().push(port);
+        address
     }
 
     /// The folder of the directory store.

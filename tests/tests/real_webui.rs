@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use llm_access_agent::agent::Agent;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::catalogue;
 use llm_access_tests::checker::hash;
+use llm_access_tests::port::ReservedPort;
 use llm_access_tests::real::{RealStore, RealWorld, Time, Variant, command, eventually, told};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -26,15 +26,16 @@ struct WebUi {
     folder: PathBuf,
     process: Option<Child>,
     url: String,
+    port: ReservedPort,
     http: reqwest::Client,
 }
 
 impl WebUi {
     fn of(world: &RealWorld) -> Self {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let port = ReservedPort::take();
         let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build().unwrap();
         let folder = world.write("webui-volume", "").with_file_name("webui");
-        Self { folder, process: None, url: format!("http://127.0.0.1:{port}"), http }
+        Self { folder, process: None, url: format!("http://{}", port.address), port, http }
     }
 
     /// A new process, with exactly these variables besides what any deployment brings along.
@@ -45,7 +46,7 @@ impl WebUi {
         let log = self.folder.with_extension("log");
         let file = std::fs::File::create(&log).unwrap();
         let mut start = Command::new(told("WEBUI"));
-        start.arg(&self.folder).arg(self.url.rsplit(':').next().unwrap()).env_clear().envs(variables);
+        start.arg(&self.folder).arg(self.port.address.port().to_string()).env_clear().envs(variables);
         start
             .env("PATH", std::env::var_os("PATH").unwrap())
             .envs(std::env::var_os("LLM_ACCESS_CACHE").map(|cache| ("LLM_ACCESS_CACHE", cache)));
