@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -27,12 +26,13 @@ use reqwest::Method;
 use rust_decimal::{Decimal, RoundingStrategy};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio::runtime::{Builder, Runtime};
 use url::Url;
 use uuid::Uuid;
 
 use crate::checker::hash;
+use crate::program::{self, Program};
 
 /// What `tests/real/run` says in the variable `LLM_ACCESS_REAL_<name>`.
 #[must_use]
@@ -1017,46 +1017,10 @@ pub async fn command(config: &Path, arguments: &[&str]) -> Outcome {
     Outcome { code: output.status.code(), printed: text(&output.stdout), said: text(&output.stderr) }
 }
 
-/// The program, running; what it logs goes into a file.
-pub struct Daemon {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Daemon {
-    /// Starts it on this configuration file; an earlier log of this name is lost.
-    #[must_use]
-    pub fn start(config: &Path, log: &Path) -> Self {
-        let file = std::fs::File::create(log).unwrap();
-        let child = Command::new(program())
-            .arg("--config")
-            .arg(config)
-            .arg("run")
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().unwrap())
-            .stderr(file)
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        Self { child, log: log.to_owned() }
-    }
-
-    /// What it logged so far.
-    #[must_use]
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap()
-    }
-
-    /// Sends it a signal.
-    pub async fn signal(&self, name: &str) {
-        let pid = self.child.id().unwrap().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().await.unwrap().success());
-    }
-
-    /// SIGTERM; the exit code and the log.
-    pub async fn stop(mut self) -> (Option<i32>, String) {
-        self.signal("TERM").await;
-        let status = self.child.wait().await.unwrap();
-        (status.code(), self.log())
-    }
+/// The program, running with this configuration file; what it says goes into `log`.
+#[must_use]
+pub fn started(config: &Path, log: &Path) -> Program {
+    let mut command = program::command(program());
+    command.arg("--config").arg(config).arg("run");
+    Program::spawn(log, command)
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,17 @@ use llm_access_fixtures::clock::SimClock;
 use llm_access_fixtures::faults::{Fault, Faults, Peer, Rule};
 use llm_access_fixtures::litellm::{self, LiteLlm};
 use llm_access_fixtures::waldur::{self, Profile, Waldur};
+use llm_access_tests::program::{PATIENCE, Program, command, pause, until};
 use llm_access_tests::{PROFILES, Store, World};
 use serde_json::{Value, json};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use uuid::Uuid;
 
 /// An agent that waits for nothing.
 const FAST: &str = "intervals: {orders: 100ms, resources: 100ms}\nbackoff: {initial: 100ms, max: 500ms}\n\
                     terminate: {drain: 200ms, allow_short_drain: true, settle: 50ms}\n";
 
-/// Longest wait for something to happen; only a broken program takes it.
-const PATIENCE: Duration = Duration::from_secs(20);
+const AGENT: &str = env!("CARGO_BIN_EXE_agent-under-test");
 
 /// What a command said and how it ended.
 struct Said {
@@ -58,12 +58,7 @@ impl std::fmt::Display for Said {
 }
 
 fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
-        command.env_remove(name);
-    }
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    command
+    command(AGENT)
 }
 
 async fn ends(mut command: Command) -> Said {
@@ -88,70 +83,12 @@ async fn world() -> World {
 }
 
 /// An agent that runs until it is told to stop.
-struct Daemon {
-    child: Child,
-    pid: u32,
-    log: PathBuf,
+fn start(world: &World, args: &[&str]) -> Program {
+    start_with(world, &world.config_text(FAST), args)
 }
 
-impl Daemon {
-    fn start(world: &World, args: &[&str]) -> Self {
-        Self::start_with(world, &world.config_text(FAST), args)
-    }
-
-    fn start_with(world: &World, config: &str, args: &[&str]) -> Self {
-        let config = world.write("daemon.yml", config);
-        let log = world.path(&format!("agent-{}.log", fs::read_dir(config.parent().unwrap()).unwrap().count()));
-        let child = program()
-            .arg("--config")
-            .arg(config)
-            .arg("run")
-            .args(args)
-            .stderr(fs::File::create(&log).unwrap())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let pid = child.id().unwrap();
-        Self { child, pid, log }
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-
-    /// How many lines of the log contain all of `words`.
-    fn lines(&self, words: &[&str]) -> usize {
-        self.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
-    }
-
-    async fn signal(&self, name: &str) {
-        let kill = Command::new("/bin/sh").arg("-c").arg(format!("kill -{name} {}", self.pid)).status().await.unwrap();
-        assert!(kill.success());
-    }
-
-    async fn end(&mut self) -> ExitStatus {
-        let status = tokio::time::timeout(PATIENCE, self.child.wait())
-            .await
-            .unwrap_or_else(|_| panic!("the agent does not end:\n{}", self.log()))
-            .unwrap();
-        assert!(!self.log().contains("panicked"), "{}", self.log());
-        status
-    }
-}
-
-/// Waits until something is so.
-#[allow(clippy::disallowed_methods)]
-async fn until(what: &str, daemon: &Daemon, so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !so() {
-        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}\n{}", daemon.log());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// A port on which nobody listens.
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+fn start_with(world: &World, config: &str, args: &[&str]) -> Program {
+    Program::start(AGENT, world, "daemon", config, args)
 }
 
 fn hex(uuid: Uuid) -> String {
@@ -228,7 +165,7 @@ const MISTAKES: &[Mistake] = &[
     },
     Mistake {
         name: "no Waldur at its address",
-        make: |world| world.config_text(FAST).replace(world.waldur.api_url().as_str(), &format!("http://127.0.0.1:{}/api/", free_port())),
+        make: |world| world.config_text(FAST).replace(world.waldur.api_url().as_str(), &format!("http://{}/api/", world.nobody())),
         words: &["FAIL  waldur: http://127.0.0.1", "waldur.api_url"],
     },
     Mistake {
@@ -278,7 +215,7 @@ const MISTAKES: &[Mistake] = &[
     },
     Mistake {
         name: "no gateway at its address",
-        make: |world| world.config_text(FAST).replace(world.gateway.url().as_str(), &format!("http://127.0.0.1:{}/", free_port())),
+        make: |world| world.config_text(FAST).replace(world.gateway.url().as_str(), &format!("http://{}/", world.nobody())),
         words: &["FAIL  gateway", "gateway.url"],
     },
     Mistake {
@@ -398,49 +335,39 @@ async fn run_refuses_a_wrong_configuration_at_once_and_names_every_mistake() {
 #[tokio::test]
 async fn run_waits_for_peers_that_are_down_and_says_so_once_per_change() {
     let world = world().await;
-    let (waldur_port, gateway_port) = (free_port(), free_port());
+    let (waldur_at, gateway_at) = (world.nobody(), world.nobody());
     // A simulator gives the same uuids each time, so that the configuration can name an offering before there is one.
     let config = world
         .config_text(FAST)
-        .replace(world.waldur.api_url().as_str(), &format!("http://127.0.0.1:{waldur_port}/api/"))
-        .replace(world.gateway.url().as_str(), &format!("http://127.0.0.1:{gateway_port}/"));
-    let mut daemon = Daemon::start_with(&world, &config, &[]);
-    until("Waldur is reported", &daemon, || daemon.lines(&["waldur-unreachable"]) > 0).await;
+        .replace(world.waldur.api_url().as_str(), &format!("http://{waldur_at}/api/"))
+        .replace(world.gateway.url().as_str(), &format!("http://{gateway_at}/"));
+    let mut daemon = start_with(&world, &config, &[]);
+    until("Waldur is reported", &[&daemon], || daemon.lines(&["waldur-unreachable"]) > 0).await;
     pause(Duration::from_millis(600)).await;
-    assert_eq!(daemon.lines(&["WARN", "waldur-unreachable"]), 1, "{}", daemon.log());
+    assert_eq!(daemon.lines(&["WARN", "waldur-unreachable"]), 1, "{daemon}");
     let said: Vec<String> = daemon.log().lines().filter_map(|line| line.split_once(' ')).map(|(_, rest)| rest.to_owned()).collect();
-    assert_eq!(said.iter().collect::<BTreeSet<_>>().len(), said.len(), "a line is said twice:\n{}", daemon.log());
+    assert_eq!(said.iter().collect::<BTreeSet<_>>().len(), said.len(), "a line is said twice:{daemon}");
 
     let clock = SimClock::real();
-    let listen = |port: u16| Some((Ipv4Addr::LOCALHOST, port).into());
-    let waldur = Waldur::start(waldur::Options {
-        profile: Profile::Late2026,
-        clock: clock.clone(),
-        faults: Faults::new(),
-        listen: listen(waldur_port),
-    })
-    .await;
+    let waldur =
+        Waldur::start(waldur::Options { profile: Profile::Late2026, clock: clock.clone(), faults: Faults::new(), listen: Some(waldur_at) })
+            .await;
     waldur.set_public_url(waldur.url().as_str());
     assert_eq!(waldur.add_offering("Shared LLM access"), world.offering);
     waldur.set_models(world.offering, &["kestrel-8b"]);
     let project = waldur.add_project("Seabird Acoustics");
     let (order, _) = waldur.order(world.offering, &project, "seabird-llm", &["kestrel-8b"], &[("max_budget", "50")]);
-    until("Waldur is back", &daemon, || daemon.lines(&["INFO", "waldur-unreachable", "no longer"]) == 1).await;
-    until("the gateway is reported", &daemon, || daemon.lines(&["gateway-unreachable"]) > 0).await;
+    until("Waldur is back", &[&daemon], || daemon.lines(&["INFO", "waldur-unreachable", "no longer"]) == 1).await;
+    until("the gateway is reported", &[&daemon], || daemon.lines(&["gateway-unreachable"]) > 0).await;
     pause(Duration::from_millis(400)).await;
-    assert_eq!(daemon.lines(&["WARN", "gateway-unreachable"]), 1, "{}", daemon.log());
+    assert_eq!(daemon.lines(&["WARN", "gateway-unreachable"]), 1, "{daemon}");
 
-    let gateway = LiteLlm::start(litellm::Options { clock, faults: Faults::new(), listen: listen(gateway_port) }).await.unwrap();
-    until("the order is done", &daemon, || waldur.order_state(order) == "done").await;
-    assert_eq!(daemon.lines(&["INFO", "gateway-unreachable", "no longer"]), 1, "{}", daemon.log());
+    let gateway = LiteLlm::start(litellm::Options { clock, faults: Faults::new(), listen: Some(gateway_at) }).await.unwrap();
+    until("the order is done", &[&daemon], || waldur.order_state(order) == "done").await;
+    assert_eq!(daemon.lines(&["INFO", "gateway-unreachable", "no longer"]), 1, "{daemon}");
     assert_eq!(gateway.teams().len(), 1);
     daemon.signal("TERM").await;
     assert_eq!(daemon.end().await.code(), Some(0));
-}
-
-#[allow(clippy::disallowed_methods)]
-async fn pause(time: Duration) {
-    tokio::time::sleep(time).await;
 }
 
 // ---- signals -------------------------------------------------------------------------------------------------------
@@ -448,21 +375,21 @@ async fn pause(time: Duration) {
 #[tokio::test]
 async fn sigterm_ends_an_idle_agent_at_once_and_lets_work_in_flight_end() {
     let world = world().await;
-    let mut daemon = Daemon::start(&world, &[]);
-    until("it runs", &daemon, || world.faults.count() > 2).await;
+    let mut daemon = start(&world, &[]);
+    until("it runs", &[&daemon], || world.faults.count() > 2).await;
     let asked = Instant::now();
     daemon.signal("TERM").await;
     assert_eq!(daemon.end().await.code(), Some(0));
-    assert!(asked.elapsed() < Duration::from_secs(5), "{}", daemon.log());
+    assert!(asked.elapsed() < Duration::from_secs(5), "{daemon}");
 
     // An order that is being worked on is ended first.
     let (order, _) = world.order("seabird-llm", &["kestrel-8b"]);
     let slow = world.faults.add(Rule::new(Fault::Hold).peer(Peer::LiteLlm).path("/key/generate").once());
     let config = world.config_text(FAST).replace("timeout: 400ms", "timeout: 20s");
-    let mut daemon = Daemon::start_with(&world, &config, &[]);
+    let mut daemon = start_with(&world, &config, &[]);
     world.faults.held().await;
     daemon.signal("TERM").await;
-    until("it stops", &daemon, || daemon.lines(&["stopping"]) == 1).await;
+    until("it stops", &[&daemon], || daemon.lines(&["stopping"]) == 1).await;
     assert_eq!(world.waldur.order_state(order), "executing");
     world.faults.remove(slow);
     world.faults.release();
@@ -477,30 +404,30 @@ async fn work_that_does_not_end_is_left_after_the_grace_time_and_a_second_signal
     let (order, _) = world.order("seabird-llm", &["kestrel-8b"]);
     let config = world.config_text(FAST).replace("timeout: 400ms", "timeout: 60s");
     world.faults.add(Rule::new(Fault::Hang { after_effect: false }).peer(Peer::LiteLlm).path("/key/generate"));
-    let at_work = |daemon: &Daemon| {
+    let at_work = |daemon: &Program| {
         let seen = world.faults.calls().iter().filter(|call| call.path.contains("/key/generate")).count();
         assert!(!daemon.log().contains("panicked"));
         seen
     };
-    let mut daemon = Daemon::start_with(&world, &config, &["--grace", "1"]);
-    until("it is at work", &daemon, || at_work(&daemon) == 1).await;
+    let mut daemon = start_with(&world, &config, &["--grace", "1"]);
+    until("it is at work", &[&daemon], || at_work(&daemon) == 1).await;
     let asked = Instant::now();
     daemon.signal("TERM").await;
     assert_eq!(daemon.end().await.code(), Some(0));
-    assert!(asked.elapsed() >= Duration::from_secs(1), "the grace time is given:\n{}", daemon.log());
+    assert!(asked.elapsed() >= Duration::from_secs(1), "the grace time is given:{daemon}");
     assert!(asked.elapsed() < Duration::from_secs(10));
-    assert_eq!(daemon.lines(&["did not end within"]), 1, "{}", daemon.log());
+    assert_eq!(daemon.lines(&["did not end within"]), 1, "{daemon}");
 
-    let mut daemon = Daemon::start_with(&world, &config, &["--grace", "600"]);
-    until("it is at work again", &daemon, || at_work(&daemon) == 2).await;
+    let mut daemon = start_with(&world, &config, &["--grace", "600"]);
+    until("it is at work again", &[&daemon], || at_work(&daemon) == 2).await;
     daemon.signal("TERM").await;
-    until("it stops", &daemon, || daemon.lines(&["stopping"]) == 1).await;
+    until("it stops", &[&daemon], || daemon.lines(&["stopping"]) == 1).await;
     daemon.signal("INT").await;
     assert_eq!(daemon.end().await.code(), Some(130));
 
     world.faults.clear();
-    let mut daemon = Daemon::start(&world, &[]);
-    until("the order is done", &daemon, || world.waldur.order_state(order) == "done").await;
+    let mut daemon = start(&world, &[]);
+    until("the order is done", &[&daemon], || world.waldur.order_state(order) == "done").await;
     daemon.signal("INT").await;
     assert_eq!(daemon.end().await.code(), Some(0));
     world.check();
@@ -521,13 +448,13 @@ async fn a_killed_agent_leaves_nothing_that_its_successor_does_not_finish() {
         let world = world().await;
         let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
         world.faults.add(Rule::new(Fault::Kill { after_effect }).path(path).once());
-        let mut daemon = Daemon::start(&world, &[]);
-        tokio::time::timeout(PATIENCE, world.faults.killed()).await.unwrap_or_else(|_| panic!("never at {path}:\n{}", daemon.log()));
+        let mut daemon = start(&world, &[]);
+        tokio::time::timeout(PATIENCE, world.faults.killed()).await.unwrap_or_else(|_| panic!("never at {path}:{daemon}"));
         daemon.signal("KILL").await;
         assert_eq!(daemon.end().await.signal(), Some(9));
-        let mut daemon = Daemon::start(&world, &[]);
-        until("it takes signals", &daemon, || daemon.lines(&["llm-access-agent starts"]) == 1).await;
-        until(path, &daemon, || world.waldur.order_state(order) == "done").await;
+        let mut daemon = start(&world, &[]);
+        until("it takes signals", &[&daemon], || daemon.lines(&["llm-access-agent starts"]) == 1).await;
+        until(path, &[&daemon], || world.waldur.order_state(order) == "done").await;
         let key = world.key(resource, "project");
         world.gateway.chat(&key, "kestrel-8b", "P=10 C=1").unwrap();
         daemon.signal("TERM").await;
@@ -557,21 +484,21 @@ async fn a_signal_at_any_write_of_an_order_leaves_nothing_that_the_next_start_do
         // Every other time the grace is over, else somebody does not want to wait for it.
         let impatient = n % 2 == 0;
         // The offering has metadata too.
-        let mut daemon = Daemon::start_with(&world, &config, &["--only", "orders", "--grace", if impatient { "600" } else { "0" }]);
+        let mut daemon = start_with(&world, &config, &["--only", "orders", "--grace", if impatient { "600" } else { "0" }]);
         let there = || world.faults.calls().iter().any(|call| call.path.contains(path));
-        until(path, &daemon, there).await;
+        until(path, &[&daemon], there).await;
         daemon.signal("TERM").await;
         if impatient {
-            until("it stops", &daemon, || daemon.lines(&["stopping"]) == 1).await;
+            until("it stops", &[&daemon], || daemon.lines(&["stopping"]) == 1).await;
             daemon.signal("TERM").await;
         }
-        assert_eq!(daemon.end().await.code(), Some(if impatient { 130 } else { 0 }), "{path}: {}", daemon.log());
+        assert_eq!(daemon.end().await.code(), Some(if impatient { 130 } else { 0 }), "{path}: {daemon}");
         assert!(n + 1 == moments.len() || world.waldur.order_state(order) != "done", "{path}");
 
-        let mut daemon = Daemon::start(&world, &[]);
-        until(path, &daemon, || world.waldur.order_state(order) == "done").await;
+        let mut daemon = start(&world, &[]);
+        until(path, &[&daemon], || world.waldur.order_state(order) == "done").await;
         world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=10 C=1").unwrap();
-        until("it takes signals", &daemon, || daemon.lines(&["llm-access-agent starts"]) == 1).await;
+        until("it takes signals", &[&daemon], || daemon.lines(&["llm-access-agent starts"]) == 1).await;
         daemon.signal("TERM").await;
         assert_eq!(daemon.end().await.code(), Some(0), "{path}");
         world.check();
@@ -730,7 +657,7 @@ fn list(world: &World, resource: Uuid) -> Vec<String> {
 #[tokio::test]
 async fn a_peer_that_is_down_is_exit_code_one_and_is_named() {
     let world = world().await;
-    let gone = world.config_text(FAST).replace(world.gateway.url().as_str(), &format!("http://127.0.0.1:{}/", free_port()));
+    let gone = world.config_text(FAST).replace(world.gateway.url().as_str(), &format!("http://{}/", world.nobody()));
     let config = world.write("config.yml", &gone);
     for args in [&["status"][..], &["plan"], &["orphans", "list"]] {
         let said = with_config(&config, args).await.exits(1).tells(&["gateway"]);

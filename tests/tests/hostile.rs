@@ -2,14 +2,11 @@
 //! words of ours, and what Waldur shows customers stays short and plain.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::process::Stdio;
-use std::time::{Duration, Instant};
-
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::program::{Program, until};
 use llm_access_tests::{Store, World};
 use serde_json::{Value, json};
-use tokio::process::Command;
 
 /// What would start another line, colour a terminal, turn the text around, end a label or open a tag.
 const HOSTILE: &str = "x\n2026-11-30T00:00:00Z ERROR forged=1 \r\u{1b}[2J\u{7}\u{202e}\"} 1\nllm_access_forged{a=\"b\"} 1\n<script>alert(1)</script>%s{{7*7}}\u{85}\u{2028}";
@@ -22,15 +19,6 @@ fn is_unfit(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-#[allow(clippy::disallowed_methods)]
-async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !so().await {
-        assert!(began.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 async fn page(port: u16, path: &str) -> Option<String> {
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     http.get(format!("http://127.0.0.1:{port}/{path}")).send().await.ok()?.text().await.ok()
@@ -38,10 +26,8 @@ async fn page(port: u16, path: &str) -> Option<String> {
 
 async fn lives_with_hostile_text(format: &str) {
     let world = World::in_real_time(Profile::Late2026, Store::Kube).await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let more = format!("{FAST}http: {{listen: \"127.0.0.1:{port}\"}}\nlog: {{format: {format}, level: debug}}\n");
-    let config = world.write("config.yml", &world.config_text(&more).replace("timeout: 400ms", "timeout: 5s"));
-    let log = world.path("agent.log");
+    let more = format!("{FAST}http: {{listen: \"127.0.0.1:0\"}}\nlog: {{format: {format}, level: debug}}\n");
+    let config = world.config_text(&more).replace("timeout: 400ms", "timeout: 5s");
     // Every text that a customer or a peer can choose.
     let project = world.waldur.add_project(HOSTILE);
     let (fine, resource) = world.waldur.order(world.offering, &project, HOSTILE, &["kestrel-8b"], &[("max_budget", "50")]);
@@ -57,23 +43,16 @@ async fn lives_with_hostile_text(format: &str) {
     let denied = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": HOSTILE, "reason": HOSTILE, "code": 403});
     world.faults.add(Rule::new(Fault::status(403, &denied.to_string())).peer(Peer::Kube).method("POST").path("llm-keys").times(2));
 
-    let mut child = Command::new(env!("CARGO_BIN_EXE_agent-under-test"))
-        .arg("--config")
-        .arg(config)
-        .arg("run")
-        .stdin(Stdio::null())
-        .stdout(std::fs::File::create(&log).unwrap())
-        .stderr(std::fs::File::options().append(true).open(&log).unwrap())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
+    let mut agent = Program::start(env!("CARGO_BIN_EXE_agent-under-test"), &world, "agent", &config, &[]);
     let states = || [fine, refused, failing].map(|order| world.waldur.order_state(order));
-    until(&format!("{:?}", states()), async || states() == ["done", "rejected", "erred"]).await;
+    until("each order ended as it should", &[&agent], || states() == ["done", "rejected", "erred"]).await;
+    let port = agent.port().await;
     let (metrics, status) = (page(port, "metrics").await.unwrap(), page(port, "status").await.unwrap());
-    child.kill().await.unwrap();
+    agent.signal("KILL").await;
+    agent.end().await;
 
-    let text = std::fs::read_to_string(&log).unwrap();
-    assert!(text.lines().count() > 20 && text.contains("forged=1"), "the text never came into the log:\n{text}");
+    let text = agent.log();
+    assert!(text.lines().count() > 20 && text.contains("forged=1"), "the text never came into the log:{agent}");
     for line in text.lines() {
         assert!(!line.chars().any(is_unfit), "{format}: {line:?}");
         match format {

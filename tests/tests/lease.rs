@@ -1,17 +1,14 @@
 //! Two replicas, as programs of their own, with one Lease: one acts, the other takes over when the first dies, hangs or goes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use llm_access_agent::lease::check;
 use llm_access_fixtures::faults::{Fault, Rule};
 use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::program::{Program, until_within};
 use llm_access_tests::{Store, World, checker};
-use tokio::process::{Child, Command};
 
 /// The longest wait for something to happen; only a broken program takes it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,43 +17,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NAMESPACE: &str = "llm-access";
 
 /// A replica of the agent.
-struct Replica {
-    child: Child,
-    pid: u32,
-    log: PathBuf,
-    port: u16,
+struct Replica(Program);
+
+impl Deref for Replica {
+    type Target = Program;
+
+    fn deref(&self) -> &Program {
+        &self.0
+    }
 }
 
 impl Replica {
     /// `duration` is how long a holder that went silent keeps the Lease.
     fn start(world: &World, name: &str, duration: &str) -> Self {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let more = format!(
             "intervals: {{orders: 100ms, resources: 300ms, offering: 1s, usage: 1s}}\nbackoff: {{initial: 100ms, max: 500ms}}\n\
-             lease: {{namespace: {NAMESPACE}, duration: {duration}}}\nhttp: {{listen: \"127.0.0.1:{port}\"}}\n"
+             lease: {{namespace: {NAMESPACE}, duration: {duration}}}\nhttp: {{listen: \"127.0.0.1:0\"}}\n"
         );
-        let config = world.write(&format!("{name}.yml"), &world.config_text(&more).replace("timeout: 400ms", "timeout: 10s"));
-        let log = world.write(&format!("{name}.log"), "");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
-            command.env_remove(name);
-        }
-        let child = command
-            .arg("--config")
-            .arg(config)
-            .arg("run")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log).unwrap())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let pid = child.id().unwrap();
-        Self { child, pid, log, port }
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
+        let config = world.config_text(&more).replace("timeout: 400ms", "timeout: 10s");
+        Self(Program::start(env!("CARGO_BIN_EXE_agent-under-test"), world, name, &config, &[]))
     }
 
     /// What it said last about the Lease.
@@ -65,38 +44,21 @@ impl Replica {
         log.lines().rfind(|line| line.contains("replica leads")).is_some_and(|line| line.contains("this replica leads"))
     }
 
-    async fn signal(&self, name: &str) {
-        let kill = Command::new("/bin/sh").arg("-c").arg(format!("kill -{name} {}", self.pid)).status().await.unwrap();
-        assert!(kill.success());
-    }
-
     async fn end(&mut self) -> Option<i32> {
-        let status =
-            tokio::time::timeout(PATIENCE, self.child.wait()).await.unwrap_or_else(|_| panic!("it does not end:\n{}", self.log())).unwrap();
-        assert!(!self.log().contains("panicked"), "{}", self.log());
-        status.code()
+        self.0.end().await.code()
     }
 
     async fn get(&self, path: &str) -> (u16, String) {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let answer = client.get(format!("http://127.0.0.1:{}{path}", self.port)).send().await.unwrap();
+        let answer = client.get(format!("http://127.0.0.1:{}{path}", self.port().await)).send().await.unwrap();
         (answer.status().as_u16(), answer.text().await.unwrap())
     }
 }
 
-#[allow(clippy::disallowed_methods)]
-async fn pause() {
-    tokio::time::sleep(Duration::from_millis(20)).await;
-}
-
 /// Waits until something is so.
 async fn until(what: &str, replicas: &[&Replica], so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !so() {
-        let logs: Vec<String> = replicas.iter().map(|replica| replica.log()).collect();
-        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}\n{}", logs.join("\n----\n"));
-        pause().await;
-    }
+    let programs: Vec<&Program> = replicas.iter().map(|replica| &replica.0).collect();
+    until_within(PATIENCE, what, &programs, so).await;
 }
 
 async fn world(profile: Profile) -> World {
@@ -125,7 +87,7 @@ async fn one_acts_and_the_other_shows_that_it_lives() {
     let (order, _) = world.order("aurora", &["kestrel-8b"]);
     until("the order is done", &[&first, &second], || world.waldur.order_state(order) == "done").await;
     assert!(first.log().contains("order done") && !second.log().contains("order done"));
-    assert!(!second.log().contains("resources compared"), "{}", second.log());
+    assert!(!second.log().contains("resources compared"), "{}", *second);
     for path in ["/livez", "/readyz", "/status", "/metrics"] {
         let (status, body) = second.get(path).await;
         assert_eq!(status, 200, "{path}: {body}");
@@ -177,7 +139,7 @@ async fn loses_the_lease_in_the_middle(method: &str, path: &str, profile: Profil
     until("it leads", &[&only], || only.leads()).await;
     world.faults.add(Rule::new(Fault::Hold).method(method).path(path).once());
     let (order, _) = world.order("aurora", &["kestrel-8b"]);
-    tokio::time::timeout(PATIENCE, world.faults.held()).await.unwrap_or_else(|_| panic!("{case}: never came there\n{}", only.log()));
+    tokio::time::timeout(PATIENCE, world.faults.held()).await.unwrap_or_else(|_| panic!("{case}: never came there{}", *only));
     for verb in ["get", "patch", "update", "create"] {
         world.kube.deny(verb, "leases", NAMESPACE);
     }
@@ -230,7 +192,7 @@ async fn stands_still(method: &str, path: &str, profile: Profile) {
     let (first, second) = pair(&world, "2s").await;
     world.faults.add(Rule::new(Fault::Hold).method(method).path(path).once());
     let (order, resource) = world.order("aurora", &["kestrel-8b"]);
-    tokio::time::timeout(PATIENCE, world.faults.held()).await.unwrap_or_else(|_| panic!("{case}: never came there\n{}", first.log()));
+    tokio::time::timeout(PATIENCE, world.faults.held()).await.unwrap_or_else(|_| panic!("{case}: never came there{}", *first));
     first.signal("STOP").await;
     until(&case, &[&first, &second], || world.waldur.order_state(order) == "done").await;
     assert!(second.leads(), "{case}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::crash::runtime;
-use llm_access_tests::program::{PATIENCE, Program, command, pause};
+use llm_access_tests::program::{PATIENCE, Program, command, last_words, pause, until};
 use llm_access_tests::{Store, World, checker};
 use uuid::Uuid;
 
@@ -66,7 +66,7 @@ async fn tell(store: Store, k: Option<(usize, End)>) -> Result<usize, String> {
                     victim.signal("TERM").await;
                     let status = victim.end().await;
                     if status.code() != Some(0) {
-                        return Err(format!("told to end, it ended with {status}:\n{}", victim.log()));
+                        return Err(format!("told to end, it ended with {status}:{victim}"));
                     }
                 }
                 End::Freeze => victim.signal("STOP").await,
@@ -96,8 +96,7 @@ async fn tell(store: Store, k: Option<(usize, End)>) -> Result<usize, String> {
             }
         }
         if began.elapsed() > PATIENCE {
-            let logs: Vec<String> = agents.iter().map(Program::log).collect();
-            return Err(format!("the {:?} does not end:\n{}", world.waldur.order_view(order), logs.join("\n----\n")));
+            return Err(format!("the {:?} does not end:{}", world.waldur.order_view(order), last_words(&agents)));
         }
     }
     let calls = world.faults.count();
@@ -115,9 +114,7 @@ async fn tell(store: Store, k: Option<(usize, End)>) -> Result<usize, String> {
             agent.signal("TERM").await;
             agent.end().await;
         }
-        if agent.log().contains("sk-") {
-            return Err(format!("a key in the log:\n{}", agent.log()));
-        }
+        shows_no_key(agent)?;
     }
     let last = world.patient().await;
     world.faults.clear();
@@ -180,12 +177,11 @@ fn a_process_with_keys_in_files_may_be_killed_at_any_call() {
     at_every_call(Store::Directory, |k| if k % 2 == 0 { vec![End::Kill] } else { vec![] });
 }
 
-/// Waits until something is so.
-async fn until(what: &str, agent: &Program, so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !so() {
-        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}\n{}", agent.log());
-        pause(Duration::from_millis(20)).await;
+/// No line that an agent said may have a key in it.
+fn shows_no_key(agent: &Program) -> Result<(), String> {
+    match agent.log().lines().find(|line| line.contains("sk-")) {
+        Some(line) => Err(format!("a key in the log:\n{line}")),
+        None => Ok(()),
     }
 }
 
@@ -205,18 +201,18 @@ async fn no_key_is_used_that_a_full_disk_could_not_keep() {
     let config = world.write("full.yml", &config(&world));
     let mut shell = command("/bin/sh");
     shell.arg("-c").arg(format!("trap '' XFSZ; ulimit -S -f 1; exec '{AGENT}' --config '{}' run --only orders", config.display()));
-    let mut agent = Program::spawn_unlogged(&world, "full", shell);
+    let mut agent = Program::spawn_unlogged(&world.path("full.log"), shell);
     let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
-    until("the agent says that it cannot store a key", &agent, || agent.log().contains("File too large")).await;
+    until("the agent says that it cannot store a key", &[&agent], || agent.log().contains("File too large")).await;
     pause(Duration::from_millis(300)).await;
     assert_waits(&world, order, resource);
-    assert!(agent.log().contains(&world.secrets_folder().display().to_string()), "the folder is named: {}", agent.log());
-    assert!(!agent.log().contains("sk-"), "{}", agent.log());
+    assert!(agent.log().contains(&world.secrets_folder().display().to_string()), "the folder is named:{agent}");
+    shows_no_key(&agent).unwrap();
     agent.signal("KILL").await;
     agent.end().await;
 
     let mut agent = Program::start(AGENT, &world, "roomy", &world.config_text(FAST), &[]);
-    until("the order is done", &agent, || world.waldur.order_state(order) == "done").await;
+    until("the order is done", &[&agent], || world.waldur.order_state(order) == "done").await;
     agent.signal("TERM").await;
     agent.end().await;
     world.check();
@@ -241,15 +237,15 @@ async fn a_folder_that_cannot_be_written_holds_orders_up_and_loses_nothing() {
         program.uid(65534).gid(65534);
     }
     program.arg("--config").arg(world.write("config.yml", &config(&world))).args(["run", "--only", "orders"]);
-    let mut agent = Program::spawn(&world, "read-only", program);
+    let mut agent = Program::spawn(&world.path("read-only.log"), program);
     let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
     let denied = || agent.log().contains("secrets-denied");
-    until("the agent says what it may not", &agent, denied).await;
+    until("the agent says what it may not", &[&agent], denied).await;
     assert_waits(&world, order, resource);
-    assert!(agent.log().contains(&folder.display().to_string()), "the folder is named: {}", agent.log());
+    assert!(agent.log().contains(&folder.display().to_string()), "the folder is named:{agent}");
 
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-    until("the order is done", &agent, || world.waldur.order_state(order) == "done").await;
+    until("the order is done", &[&agent], || world.waldur.order_state(order) == "done").await;
     agent.signal("TERM").await;
     agent.end().await;
     assert_eq!(world.secrets(resource).len(), 2);
@@ -263,9 +259,9 @@ async fn a_process_that_is_told_to_end_twice_ends_at_once() {
     let text = config(&world).replace("timeout: 400ms", "timeout: 30s");
     let mut agent = Program::start(AGENT, &world, "agent", &text, &["--only", "orders"]);
     let (order, _) = world.order("seabird-llm", &["kestrel-8b"]);
-    until("a call hangs", &agent, || world.faults.calls().iter().any(|call| call.peer == Peer::LiteLlm)).await;
+    until("a call hangs", &[&agent], || world.faults.calls().iter().any(|call| call.peer == Peer::LiteLlm)).await;
     agent.signal("TERM").await;
-    until("it stops", &agent, || agent.log().contains("stopping")).await;
+    until("it stops", &[&agent], || agent.log().contains("stopping")).await;
     let began = Instant::now();
     agent.signal("TERM").await;
     agent.end().await;

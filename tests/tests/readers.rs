@@ -9,11 +9,11 @@ use std::time::Duration;
 use llm_access_agent::plan::deployment_id;
 use llm_access_fixtures::litellm::Deployment;
 use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::program::command;
 use llm_access_tests::{Store, World, catalogue};
 use rust_decimal::Decimal;
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
-use tokio::process::Command;
 
 /// What `check` printed, and its exit code.
 struct Checked {
@@ -48,11 +48,8 @@ async fn check_with(config: &Path, args: &[&str], input: &str) -> Checked {
 }
 
 async fn run(config: &Path, args: &[&str], input: &str) -> Checked {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
-        command.env_remove(name);
-    }
-    command.arg("--config").arg(config).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut command = command(env!("CARGO_BIN_EXE_agent-under-test"));
+    command.arg("--config").arg(config).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).await.unwrap();
     let output = tokio::time::timeout(Duration::from_secs(20), child.wait_with_output()).await.unwrap().unwrap();

@@ -9,7 +9,8 @@ use llm_access_agent::agent::Agent;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
-use llm_access_tests::real::{Cluster, Daemon, Outage, RealStore, RealWorld, Right, Time, Variant, command, eventually, told};
+use llm_access_tests::program::Program;
+use llm_access_tests::real::{Cluster, Outage, RealStore, RealWorld, Right, Time, Variant, command, eventually, started, told};
 use reqwest::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -199,13 +200,13 @@ fn replica(world: &RealWorld, duration: &str) -> PathBuf {
 }
 
 /// What a replica said last about the Lease.
-fn leads(daemon: &Daemon) -> bool {
+fn leads(daemon: &Program) -> bool {
     let log = daemon.log();
     log.lines().rfind(|line| line.contains("replica leads")).is_some_and(|line| line.contains("this replica leads"))
 }
 
-async fn until_it_leads(daemon: &Daemon) {
-    eventually("a replica that leads", async || if leads(daemon) { Ok(()) } else { Err(daemon.log()) }).await;
+async fn until_it_leads(daemon: &Program) {
+    eventually("a replica that leads", async || if leads(daemon) { Ok(()) } else { Err(daemon.to_string()) }).await;
 }
 
 /// Without a right on its Lease a replica stands by, and its log names the right.
@@ -219,9 +220,9 @@ async fn nobody_leads_without(right: &Right, world: &RealWorld) {
     let wanted = format!("grant verb {} on leases in namespace {}", right.verb, cluster.own);
     let checked = command(&config, &["check"]).await.printed;
     assert!(checked.lines().any(|line| line.starts_with("FAIL  lease") && line.contains(&wanted)), "{checked}");
-    let daemon = Daemon::start(&config, &world.write("replica.log", ""));
-    eventually("the name of the right", async || if daemon.log().contains(&wanted) { Ok(()) } else { Err(daemon.log()) }).await;
-    assert!(!leads(&daemon), "{}", daemon.log());
+    let daemon = started(&config, &world.write("replica.log", ""));
+    eventually("the name of the right", async || if daemon.log().contains(&wanted) { Ok(()) } else { Err(daemon.to_string()) }).await;
+    assert!(!leads(&daemon), "{daemon}");
     cluster.give_back(right).await;
     until_it_leads(&daemon).await;
     assert_eq!(daemon.stop().await.0, Some(0));
@@ -520,19 +521,19 @@ async fn of_two_replicas_one_acts_and_the_other_takes_over() {
     let config = replica(&world, "15s");
     let [first, second] = ["first.log", "second.log"].map(|log| world.write(log, ""));
 
-    let first = Daemon::start(&config, &first);
+    let first = started(&config, &first);
     until_it_leads(&first).await;
-    let second = Daemon::start(&config, &second);
-    let done = async |name: &str, daemon: &Daemon| {
+    let second = started(&config, &second);
+    let done = async |name: &str, daemon: &Program| {
         let (order, _) = world.waldur.order(world.offering, &world.project, name, &["kestrel-8b"], &[]);
         eventually("the done order", async || match world.waldur.order_state(order).as_str() {
             "done" => Ok(()),
-            state => Err(format!("{state}: {}", daemon.log())),
+            state => Err(format!("{state}:{daemon}")),
         })
         .await;
     };
     done("with-the-first", &first).await;
-    assert!(!leads(&second) && second.log().contains("another replica leads"), "{}", second.log());
+    assert!(!leads(&second) && second.log().contains("another replica leads"), "{second}");
     let held_by = async || cluster.read(&lease_path(cluster)).await.unwrap()["spec"]["holderIdentity"].clone();
     let holder = held_by().await;
 
@@ -547,7 +548,7 @@ async fn of_two_replicas_one_acts_and_the_other_takes_over() {
     world.check().await;
 
     // Killed, the second cannot; it is waited out.
-    let third = Daemon::start(&config, &world.write("third.log", ""));
+    let third = started(&config, &world.write("third.log", ""));
     let began = Instant::now();
     drop(second);
     until_it_leads(&third).await;
@@ -561,14 +562,17 @@ async fn of_two_replicas_one_acts_and_the_other_takes_over() {
 async fn stands_still(peer: Peer, method: &str, path: &str) {
     let world = RealWorld::start(Profile::Late2026, Variant::Default, RealStore::Kube, Time::Real).await;
     let config = replica(&world, "3s");
-    let first = Daemon::start(&config, &world.write("first.log", ""));
+    let first = started(&config, &world.write("first.log", ""));
     until_it_leads(&first).await;
-    let second = Daemon::start(&config, &world.write("second.log", ""));
-    eventually("a second that follows", async || if second.log().contains("another replica leads") { Ok(()) } else { Err(second.log()) })
-        .await;
+    let second = started(&config, &world.write("second.log", ""));
+    eventually(
+        "a second that follows",
+        async || if second.log().contains("another replica leads") { Ok(()) } else { Err(second.to_string()) },
+    )
+    .await;
     world.faults.add(Rule::new(Fault::Hold).peer(peer).method(method).path(path).once());
     let (order, _) = world.waldur.order(world.offering, &world.project, "aurora", &["kestrel-8b"], &[]);
-    tokio::time::timeout(Duration::from_secs(60), world.faults.held()).await.unwrap_or_else(|_| panic!("{}", first.log()));
+    tokio::time::timeout(Duration::from_secs(60), world.faults.held()).await.unwrap_or_else(|_| panic!("{first}"));
     first.signal("STOP").await;
     eventually("the done order", async || match world.waldur.order_state(order).as_str() {
         "done" => Ok(()),
@@ -578,7 +582,7 @@ async fn stands_still(peer: Peer, method: &str, path: &str) {
     assert!(leads(&second));
     world.faults.release();
     first.signal("CONT").await;
-    eventually("a first that knows that it lost", async || if leads(&first) { Err(first.log()) } else { Ok(()) }).await;
+    eventually("a first that knows that it lost", async || if leads(&first) { Err(first.to_string()) } else { Ok(()) }).await;
     eventually("a world at rest", async || {
         let problems = world.problems().await;
         if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }

@@ -8,7 +8,7 @@ use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::litellm_conformance;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::checker::hash;
-use llm_access_tests::real::{Daemon, Outage, RealStore, RealWorld, Time, Variant, command, eventually, told};
+use llm_access_tests::real::{Outage, RealStore, RealWorld, Time, Variant, command, eventually, started, told};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -354,9 +354,8 @@ async fn the_simulators_questions_have_the_same_answers_here() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_serves_an_order_from_check_to_sigterm() {
     let world = RealWorld::start(Profile::V8_0, Variant::Default, RealStore::Directory, Time::Real).await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let more = format!(
-        "{SHORT}intervals: {{orders: 1s, resources: 1s, offering: 1s, usage: 1s}}\nbackoff: {{initial: 1s, max: 2s}}\nhttp: {{listen: \"127.0.0.1:{port}\"}}\n"
+        "{SHORT}intervals: {{orders: 1s, resources: 1s, offering: 1s, usage: 1s}}\nbackoff: {{initial: 1s, max: 2s}}\nhttp: {{listen: \"127.0.0.1:0\"}}\n"
     );
     let config = world.write("agent.yml", &world.config_text(&more));
     let log = world.write("agent.log", "");
@@ -376,13 +375,14 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
     assert!(said.contains(&order.simple().to_string()) && said.contains("approve it"), "{said}");
     assert_eq!(world.writes(), Vec::<String>::new(), "so far it was only looked at");
 
-    let daemon = Daemon::start(&config, &log);
+    let daemon = started(&config, &log);
     eventually("the done order", async || match world.waldur.order_state(order).as_str() {
         "done" => Ok(()),
-        state => Err(format!("{state}: {}", daemon.log())),
+        state => Err(format!("{state}:{daemon}")),
     })
     .await;
     world.check().await;
+    let port = daemon.port().await;
     for path in ["livez", "readyz", "status", "metrics"] {
         let (status, answer) = world.gateway.ask(Method::GET, &format!("http://127.0.0.1:{port}/{path}"), "", None).await;
         assert_eq!(status, 200, "{path}: {answer}");
@@ -408,7 +408,7 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
     let ledger = world.ledger_shows(resource, 2400).await;
     eventually("the reported usage", async || {
         let told = world.usages(resource);
-        if told == ledger.amounts(true) { Ok(()) } else { Err(format!("{told:?}: {}", daemon.log())) }
+        if told == ledger.amounts(true) { Ok(()) } else { Err(format!("{told:?}:{daemon}")) }
     })
     .await;
 
@@ -417,7 +417,7 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
     let (second, _) = world.waldur.order(world.offering, &world.project, "second", &["kestrel-8b"], &[]);
     eventually("the second order under way", async || {
         let begun = world.faults.calls().into_iter().any(|call| call.path.contains("/team/new") && call.fault);
-        if begun { Ok(()) } else { Err(daemon.log()) }
+        if begun { Ok(()) } else { Err(daemon.to_string()) }
     })
     .await;
     let (code, said) = daemon.stop().await;
@@ -428,11 +428,11 @@ async fn the_program_serves_an_order_from_check_to_sigterm() {
     }
 
     // The next start carries on, and ends what is ordered to end.
-    let daemon = Daemon::start(&config, &log);
+    let daemon = started(&config, &log);
     let terminate = world.waldur.terminate(resource);
     eventually("both orders done", async || {
         let states = (world.waldur.order_state(second), world.waldur.order_state(terminate));
-        if states == ("done".into(), "done".into()) { Ok(()) } else { Err(format!("{states:?}: {}", daemon.log())) }
+        if states == ("done".into(), "done".into()) { Ok(()) } else { Err(format!("{states:?}:{daemon}")) }
     })
     .await;
     let (code, _) = daemon.stop().await;

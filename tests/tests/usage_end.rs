@@ -1,7 +1,7 @@
 //! The last usage of a resource that ends, and the commands that work with usage.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::process::{Output, Stdio};
+use std::process::Output;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,6 +12,7 @@ use llm_access_agent::usage::report::How;
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::litellm::Usage;
 use llm_access_fixtures::waldur::Profile;
+use llm_access_tests::program::command;
 use llm_access_tests::{PROFILES, Store, World};
 use rust_decimal::Decimal;
 use serde_json::Value;
@@ -403,12 +404,8 @@ fn program(world: &World, args: &[&str]) -> Command {
 }
 
 fn agent_program(world: &World) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_agent-under-test"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LLM_ACCESS")) {
-        command.env_remove(name);
-    }
-    let config = world.write("config.yml", &world.config_text(""));
-    command.arg("--config").arg(config).stdin(Stdio::null()).kill_on_drop(true);
+    let mut command = command(env!("CARGO_BIN_EXE_agent-under-test"));
+    command.arg("--config").arg(world.write("config.yml", &world.config_text("")));
     command
 }
 
