@@ -500,6 +500,20 @@ async fn models_on_one_upstream_are_told_apart_by_their_calls() {
     assert!(!agent.conditions.holds("unbilled"));
 }
 
+/// The end of a resource whose calls the log lacks: after forty minutes it still waits for them, and in the end it does without.
+/// What it leaves unbilled.
+async fn end_without_the_log(world: &World, agent: &Agent, resource: Uuid) -> String {
+    let order = world.waldur.terminate(resource);
+    for _ in 0..20 {
+        world.beat(agent).await;
+        world.advance(Duration::from_secs(120));
+    }
+    assert_eq!(world.waldur.order_state(order), "executing");
+    world.run_to_rest(agent, 90).await;
+    assert_eq!(world.waldur.order_state(order), "done");
+    holds(agent, "unbilled")
+}
+
 #[tokio::test]
 async fn models_on_one_upstream_are_billed_together_where_the_log_lacks_calls_and_never_too_much() {
     let world = World::new(Profile::Y2024).await;
@@ -542,15 +556,8 @@ async fn models_on_one_upstream_are_billed_together_where_the_log_lacks_calls_an
     pass(&agent).await;
     assert_eq!((log_reads(&world), sent(&world).len()), (0, 0));
     // An end does not wait for ever, and what it leaves unbilled is noted.
-    let order = world.waldur.terminate(cut);
-    for _ in 0..20 {
-        world.beat(&agent).await;
-        world.advance(Duration::from_secs(120));
-    }
-    assert_eq!(world.waldur.order_state(order), "executing");
-    world.run_to_rest(&agent, 90).await;
-    assert_eq!(world.waldur.order_state(order), "done");
-    assert!(holds(&agent, "unbilled").contains("does not tell them apart"), "{}", holds(&agent, "unbilled"));
+    let unbilled = end_without_the_log(&world, &agent, cut).await;
+    assert!(unbilled.contains("does not tell them apart"), "{unbilled}");
     // With a log that was never kept.
     let world = World::new(Profile::Y2024).await;
     shared_upstream(&world);
@@ -796,15 +803,9 @@ async fn failed_calls_are_excluded_only_where_the_log_has_as_many_of_them() {
     let audit = agent.audit("2026-11".parse().unwrap(), None).await.unwrap();
     assert_eq!((audit.withheld.len(), audit.unexplained()), (1, 1), "{:?}", audit.rows);
     // An end does not wait for it for ever.
-    let order = world.waldur.terminate(cut);
-    for _ in 0..20 {
-        world.beat(&agent).await;
-        world.advance(Duration::from_secs(120));
-    }
-    assert_eq!(world.waldur.order_state(order), "executing");
-    world.run_to_rest(&agent, 90).await;
+    let unbilled = end_without_the_log(&world, &agent, cut).await;
     assert_eq!(figure(&world, cut, "2026-11", "kestrel-8b:input"), "0.50");
-    assert!(holds(&agent, "unbilled").contains("3 failed calls"), "{}", holds(&agent, "unbilled"));
+    assert!(unbilled.contains("3 failed calls"), "{unbilled}");
     // The log is gone, and a process that has seen it goes on; one that has not keeps what Waldur holds.
     world.gateway.forget_calls(at("2026-11-11T00:00:00Z"));
     let key = world.key(whole, "project");
