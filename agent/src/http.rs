@@ -151,16 +151,28 @@ pub fn status(agent: &Agent) -> Value {
     })
 }
 
-/// Serves the pages on `listen` until the process ends.
+/// Serves the pages on `listen` until the process ends. Says where it listens.
 ///
 /// # Errors
 /// An address that cannot be listened on.
-pub async fn serve(listen: SocketAddr, agent: Agent, metrics: Option<PrometheusHandle>) -> std::io::Result<tokio::task::JoinHandle<()>> {
+pub async fn serve(listen: SocketAddr, agent: Agent, metrics: Option<PrometheusHandle>) -> std::io::Result<SocketAddr> {
+    let address = listen_on(listen, router(agent, metrics), "for probes and metrics").await?;
+    tracing::info!("listening on {address}");
+    Ok(address)
+}
+
+/// Serves `router` until the process ends, and gives the address, which has a port even where `listen` leaves it open. `what`
+/// the listener is there for follows its name in the log.
+///
+/// # Errors
+/// An address that cannot be listened on.
+pub(crate) async fn listen_on(listen: SocketAddr, router: Router, what: &'static str) -> std::io::Result<SocketAddr> {
     let listener = tokio::net::TcpListener::bind(listen).await?;
-    tracing::info!("listening on {}", listener.local_addr()?);
-    Ok(tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router(agent, metrics)).await {
-            tracing::error!("the listener for probes and metrics ended: {error}");
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!("the listener {what} ended: {error}");
         }
-    }))
+    });
+    Ok(address)
 }

@@ -24,6 +24,7 @@ use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
 
 use crate::agent::Agent;
+use crate::http::listen_on;
 pub use seen::Seen;
 
 /// What every answer carries.
@@ -114,14 +115,8 @@ fn part(query: Option<&str>) -> usize {
 /// # Errors
 /// An address that cannot be listened on.
 pub async fn serve(listen: SocketAddr, agent: Agent) -> std::io::Result<SocketAddr> {
-    let listener = tokio::net::TcpListener::bind(listen).await?;
-    let address = listener.local_addr()?;
+    let address = listen_on(listen, router(agent), "of the status page").await?;
     tracing::info!("the status page is at http://{address}/");
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router(agent)).await {
-            tracing::error!("the listener of the status page ended: {error}");
-        }
-    });
     Ok(address)
 }
 
