@@ -16,7 +16,8 @@ use crate::features::Feature;
 use crate::gate::Peer;
 use crate::observe::Depth;
 use crate::plan::{
-    Action, Observed, Obstacle, Removal, Rules, SecretDraft, Verdict, approval, evaluate, plan_access, plan_removal, wanted_access,
+    Action, Observed, Obstacle, Removal, Rules, SecretDraft, Verdict, approval, evaluate, foreign_backend, plan_access, plan_removal,
+    wanted_access,
 };
 use crate::resources::TRIPPED;
 use crate::schedule::Busy;
@@ -572,12 +573,6 @@ fn plan_for(rules: &Rules<'_>, order: Option<&Order>, seen: &Observed) -> Result
 fn changes_nothing(order: &Order, resource: &Resource) -> bool {
     let same_limits = order.limits.is_empty() || order.limits == resource.limits;
     same_limits && !order.attributes.contains_key("new_options")
-}
-
-fn foreign_backend(resource: &Resource) -> Option<Obstacle> {
-    let backend_id = resource.backend_id.trim();
-    let foreign = !backend_id.is_empty() && Uuid::parse_str(backend_id).ok() != Some(resource.uuid);
-    foreign.then(|| Obstacle::ForeignBackend { resource: resource.uuid, backend_id: backend_id.chars().take(100).collect() })
 }
 
 /// Whether every slot that was stored can be read back as ours.

@@ -423,16 +423,19 @@ impl Observed {
     /// The obstacle in the way of touching this resource at all, if there is one.
     #[must_use]
     pub fn foreign(&self, owner: &str) -> Option<Obstacle> {
-        let resource = self.resource.uuid;
-        let backend_id = self.resource.backend_id.trim();
-        if !backend_id.is_empty() && Uuid::parse_str(backend_id).ok() != Some(resource) {
-            return Some(Obstacle::ForeignBackend { resource, backend_id: backend_id.chars().take(100).collect() });
-        }
-        match self.ownership(owner) {
-            Ownership::Foreign(owner) => Some(Obstacle::ForeignTeam { resource, owner }),
+        foreign_backend(&self.resource).or_else(|| match self.ownership(owner) {
+            Ownership::Foreign(owner) => Some(Obstacle::ForeignTeam { resource: self.resource.uuid, owner }),
             Ownership::Absent | Ownership::Ours => None,
-        }
+        })
     }
+}
+
+/// The obstacle of a resource that Waldur ties to something which is not named after it.
+#[must_use]
+pub fn foreign_backend(resource: &Resource) -> Option<Obstacle> {
+    let backend_id = resource.backend_id.trim();
+    let foreign = !backend_id.is_empty() && Uuid::parse_str(backend_id).ok() != Some(resource.uuid);
+    foreign.then(|| Obstacle::ForeignBackend { resource: resource.uuid, backend_id: backend_id.chars().take(100).collect() })
 }
 
 /// When an earlier step was marked on the team, read back from its metadata.
