@@ -45,6 +45,53 @@ pub fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
+/// A turn that may be the last thing the process does; whether it was. Then there is another process, and nothing of the old
+/// one goes on.
+pub fn survives(process: &mut Runtime, world: &World, turn: impl Future<Output = ()>) -> bool {
+    let killed = process.block_on(async {
+        tokio::select! {
+            () = turn => false,
+            () = world.faults.killed() => true,
+        }
+    });
+    if killed {
+        std::mem::replace(process, runtime()).shutdown_background();
+    }
+    !killed
+}
+
+/// Every fault at each of these calls.
+#[must_use]
+pub fn at_each(calls: impl IntoIterator<Item = usize>, faults: &[(&'static str, Fault)]) -> Vec<(usize, &'static str, Fault)> {
+    calls.into_iter().flat_map(|k| faults.iter().map(move |(name, fault)| (k, *name, fault.clone()))).collect()
+}
+
+/// The call that met a fault.
+#[must_use]
+pub fn stricken(world: &World) -> String {
+    let call = world.faults.calls().into_iter().find(|call| call.fault);
+    call.map(|call| format!("{} {}", call.method, call.path)).unwrap_or_default()
+}
+
+/// Tries every case, so many side by side, and names all that failed.
+pub fn try_all<T: Sync>(name: &str, side_by_side: usize, cases: &[T], attempt: impl Fn(&T) -> Result<(), String> + Sync) {
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..side_by_side {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(problem) = attempt(case) {
+                        failures.lock().unwrap().push(problem);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{name}: {} of {} runs failed:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
 /// A story that is told in turns.
 pub trait Story: Sync {
     /// What there is before the first turn.
@@ -76,19 +123,12 @@ fn tell<S: Story>(story: &S, fault: Option<(usize, &Fault)>) -> Result<(usize, V
     let mut outcome = Err("it does not come to rest".to_owned());
     for turn in 0..MOST_TURNS {
         let before = world.writes(None).len();
-        let killed = process.block_on(async {
-            tokio::select! {
-                () = story.turn(&world, &agent) => false,
-                () = world.faults.killed() => true,
-            }
-        });
+        let survived = survives(&mut process, &world, story.turn(&world, &agent));
         if turn == 0 {
             calls = world.faults.count();
         }
-        if killed {
-            let old = std::mem::replace(&mut process, runtime());
+        if !survived {
             drop(agent);
-            old.shutdown_background();
             agent = process.block_on(world.agent());
         } else if turn > 0 && world.writes(None).len() == before && story.is_at_rest(&agent) {
             outcome = Ok((calls, story.picture(&world)));
@@ -108,28 +148,16 @@ fn tell<S: Story>(story: &S, fault: Option<(usize, &Fault)>) -> Result<(usize, V
 pub fn everywhere<S: Story>(name: &str, story: &S) {
     let (calls, expected) = tell(story, None).unwrap_or_else(|problem| panic!("{name} without faults: {problem}"));
     assert!(calls > 3, "{name} makes {calls} calls");
-    let runs: Vec<(usize, &'static str, Fault)> =
-        (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..16 {
-            scope.spawn(|| {
-                while let Some((k, fault_name, fault)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let problem = match tell(story, Some((*k, fault))) {
-                        Ok((_, picture)) if picture == expected => continue,
-                        Ok((_, picture)) => {
-                            let lost: Vec<_> = expected.iter().filter(|line| !picture.contains(line)).collect();
-                            let new: Vec<_> = picture.iter().filter(|line| !expected.contains(line)).collect();
-                            format!("missing {lost:?}, instead {new:?}")
-                        }
-                        Err(problem) => problem,
-                    };
-                    failures.lock().unwrap().push(format!("{fault_name} at call {k}: {problem}"));
-                }
-            });
-        }
+    try_all(name, 16, &at_each(1..=calls, &faults()), |(k, fault_name, fault)| {
+        let problem = match tell(story, Some((*k, fault))) {
+            Ok((_, picture)) if picture == expected => return Ok(()),
+            Ok((_, picture)) => {
+                let lost: Vec<_> = expected.iter().filter(|line| !picture.contains(line)).collect();
+                let new: Vec<_> = picture.iter().filter(|line| !expected.contains(line)).collect();
+                format!("missing {lost:?}, instead {new:?}")
+            }
+            Err(problem) => problem,
+        };
+        Err(format!("{fault_name} at call {k}: {problem}"))
     });
-    let failures = failures.into_inner().unwrap();
-    assert!(failures.is_empty(), "{name}: {} of {} runs failed:\n{}", failures.len(), runs.len(), failures.join("\n"));
 }

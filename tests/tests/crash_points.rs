@@ -4,14 +4,11 @@
 //! with all its tasks and sockets, and a fresh agent that knows nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use llm_access_agent::agent::Agent;
-use llm_access_fixtures::faults::Fault;
 use llm_access_fixtures::waldur::Profile;
-use llm_access_tests::crash::{faults, runtime};
+use llm_access_tests::crash::{at_each, faults, runtime, stricken, survives, try_all};
 use llm_access_tests::{Store, World};
 use tokio::runtime::Runtime;
 use uuid::Uuid;
@@ -88,19 +85,12 @@ impl Run {
         let mut process = runtime();
         let mut agent = process.block_on(self.world.agent());
         for _ in 0..40 {
-            let killed = process.block_on(async {
-                tokio::select! {
-                    () = self.turn(story, &agent) => false,
-                    () = self.world.faults.killed() => true,
-                }
-            });
-            if killed {
-                let old = std::mem::replace(&mut process, runtime());
+            let survived = survives(&mut process, &self.world, self.turn(story, &agent));
+            if !survived {
                 drop(agent);
-                old.shutdown_background();
                 agent = process.block_on(self.world.agent());
             }
-            if self.is_over(story) && !killed {
+            if self.is_over(story) && survived {
                 // Two slow beats: what drifted through the fault is repaired, and then nothing is left to do.
                 process.block_on(async {
                     self.world.slow_beat(&agent).await;
@@ -180,42 +170,16 @@ fn learn(story: Story, profile: Profile, store: Store, mint: bool) -> usize {
 fn crash_everywhere(story: Story, profile: Profile, store: Store, mint: bool) {
     let calls = learn(story, profile, store, mint);
     assert!(calls > 3, "{story:?} makes {calls} calls");
-    let runs: Vec<(usize, &'static str, Fault)> =
-        (1..=calls).flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..16 {
-            scope.spawn(|| {
-                while let Some((k, name, fault)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut run = Run::new(story, profile, store, mint);
-                    run.world.faults.at_call(*k, fault.clone());
-                    run.begin(story);
-                    let outcome = run.to_rest(story).and_then(|()| run.verify(story));
-                    if let Err(problem) = outcome {
-                        let call = run
-                            .world
-                            .faults
-                            .calls()
-                            .into_iter()
-                            .find(|call| call.fault)
-                            .map(|c| format!("{} {}", c.method, c.path))
-                            .unwrap_or_default();
-                        failures.lock().unwrap().push(format!("{name} at call {k} ({call}): {problem}"));
-                    }
-                    run.simulators.shutdown_background();
-                }
-            });
-        }
+    let name = format!("{story:?} on {profile:?} ({store:?}, mint {mint})");
+    try_all(&name, 16, &at_each(1..=calls, &faults()), |(k, name, fault)| {
+        let mut run = Run::new(story, profile, store, mint);
+        run.world.faults.at_call(*k, fault.clone());
+        run.begin(story);
+        let outcome = run.to_rest(story).and_then(|()| run.verify(story));
+        let call = stricken(&run.world);
+        run.simulators.shutdown_background();
+        outcome.map_err(|problem| format!("{name} at call {k} ({call}): {problem}"))
     });
-    let failures = failures.into_inner().unwrap();
-    assert!(
-        failures.is_empty(),
-        "{story:?} on {profile:?} ({store:?}, mint {mint}): {} of {} runs failed:\n{}",
-        failures.len(),
-        runs.len(),
-        failures.join("\n")
-    );
 }
 
 macro_rules! crash {

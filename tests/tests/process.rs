@@ -3,13 +3,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
-use llm_access_tests::crash::runtime;
+use llm_access_tests::crash::{runtime, try_all};
 use llm_access_tests::program::{PATIENCE, Program, command, last_words, pause, until};
 use llm_access_tests::{Store, World, checker};
 use uuid::Uuid;
@@ -146,21 +144,10 @@ fn at_every_call(store: Store, ends: impl Fn(usize) -> Vec<End>) {
     let calls = runtime().block_on(tell(store, None)).unwrap_or_else(|problem| panic!("undisturbed: {problem}"));
     assert!(calls > 40, "{calls} calls");
     let runs: Vec<(usize, End)> = (1..=calls).flat_map(|k| ends(k).into_iter().map(move |end| (k, end))).collect();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(|| {
-                while let Some((k, end)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(problem) = runtime().block_on(tell(store, Some((*k, *end)))) {
-                        failures.lock().unwrap().push(format!("{end:?} at call {k}: {problem}"));
-                    }
-                }
-            });
-        }
+    try_all("a life", 6, &runs, |(k, end)| {
+        let told = runtime().block_on(tell(store, Some((*k, *end))));
+        told.map(drop).map_err(|problem| format!("{end:?} at call {k}: {problem}"))
     });
-    let failures = failures.into_inner().unwrap();
-    assert!(failures.is_empty(), "{} of {} runs failed:\n{}", failures.len(), runs.len(), failures.join("\n"));
 }
 
 #[test]

@@ -3,15 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use llm_access_fixtures::faults::{Call, Fault};
 use llm_access_fixtures::litellm::Usage;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::World;
-use llm_access_tests::crash::{self, runtime};
+use llm_access_tests::crash::{self, at_each, runtime, stricken, survives, try_all};
 use rust_decimal::Decimal;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -111,22 +109,14 @@ impl Run {
         let start = |process: &Runtime| process.block_on(async { (self.world.agent().await, self.world.agent().await) });
         let mut pair = start(&process);
         for _ in 0..6 {
-            let killed = process.block_on(async {
-                let passes = async {
-                    match agents {
-                        Agents::One => drop(pair.0.usage_beat().await),
-                        Agents::Two => drop(tokio::join!(pair.0.usage_beat(), pair.1.usage_beat())),
-                    }
-                };
-                tokio::select! {
-                    () = passes => false,
-                    () = self.world.faults.killed() => true,
+            let passes = async {
+                match agents {
+                    Agents::One => drop(pair.0.usage_beat().await),
+                    Agents::Two => drop(tokio::join!(pair.0.usage_beat(), pair.1.usage_beat())),
                 }
-            });
-            if killed {
-                let old = std::mem::replace(&mut process, runtime());
+            };
+            if !survives(&mut process, &self.world, passes) {
                 drop(pair);
-                old.shutdown_background();
                 pair = start(&process);
             }
             self.verify(profile, false)?;
@@ -174,37 +164,19 @@ fn crash_everywhere(profile: Profile, agents: Agents) {
         "{calls:?}"
     );
     assert!(profile != Profile::Late2026 || calls.iter().any(|call| call.path.contains("report_usage")), "{calls:?}");
-    let runs: Vec<(usize, &'static str, Fault)> =
-        places(&calls).into_iter().flat_map(|k| faults().into_iter().map(move |(name, fault)| (k, name, fault))).collect();
-    let next = AtomicUsize::new(0);
-    let failures = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                while let Some((k, name, fault)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let run = Run::new(profile);
-                    run.world.faults.at_call(*k, fault.clone());
-                    if let Err(problem) = run.to_rest(profile, agents) {
-                        let call = run
-                            .world
-                            .faults
-                            .calls()
-                            .into_iter()
-                            .find(|call| call.fault)
-                            .map(|call| format!("{} {}", call.method, call.path))
-                            .unwrap_or_default();
-                        // Waldur shows no figure of a key to read back, so that its word is all there is.
-                        if *name != "an empty object" || !call.contains("report_usage") {
-                            failures.lock().unwrap().push(format!("{name} at call {k} ({call}): {problem}"));
-                        }
-                    }
-                    run.simulators.shutdown_background();
-                }
-            });
+    let name = format!("{profile:?} {agents:?}");
+    try_all(&name, 8, &at_each(places(&calls), &faults()), |(k, name, fault)| {
+        let run = Run::new(profile);
+        run.world.faults.at_call(*k, fault.clone());
+        let outcome = run.to_rest(profile, agents);
+        let call = stricken(&run.world);
+        run.simulators.shutdown_background();
+        // Waldur shows no figure of a key to read back, so that its word is all there is.
+        if *name == "an empty object" && call.contains("report_usage") {
+            return Ok(());
         }
+        outcome.map_err(|problem| format!("{name} at call {k} ({call}): {problem}"))
     });
-    let failures = failures.into_inner().unwrap();
-    assert!(failures.is_empty(), "{profile:?} {agents:?}: {} of {} runs failed:\n{}", failures.len(), runs.len(), failures.join("\n"));
 }
 
 #[test]
