@@ -15,6 +15,7 @@ use crate::domain::team_id;
 use crate::features::Feature;
 use crate::gate::Peer;
 use crate::plan::Observed;
+use crate::secrets::Read;
 
 /// What one look should cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +195,7 @@ impl Agent {
         let mut by_resource: BTreeMap<Uuid, Vec<ApiKey>> = BTreeMap::new();
         for key in keys {
             if let Some(resource) = key.resource {
-                by_resource.entry(resource).or_default().push(key);
+                push(by_resource.entry(resource).or_default(), key);
             }
         }
         let known = Arc::new(by_resource);
@@ -206,7 +207,24 @@ impl Agent {
     }
 }
 
+/// Adds one to a list that stays short. Vectors make room for four at once, which for ten thousand resources is half of what
+/// their keys and Secrets take.
+pub(crate) fn push<T>(list: &mut Vec<T>, one: T) {
+    list.reserve_exact(1);
+    list.push(one);
+}
+
 impl World {
+    pub(crate) fn add_secret(&mut self, read: Read) {
+        match read {
+            Ok(stored) => push(&mut self.secrets.entry(stored.connection.resource).or_default().stored, stored),
+            Err(broken) => match broken.resource {
+                Some(resource) => push(&mut self.secrets.entry(resource).or_default().broken, *broken),
+                None => self.nameless.push(*broken),
+            },
+        }
+    }
+
     /// The view of one resource in this world.
     #[must_use]
     pub fn view(&self, offering: Uuid, resource: &Resource, mark_repairs: u32) -> Observed {

@@ -12,7 +12,7 @@ use crate::config::OfferingConfig;
 use crate::domain::{Mark, team_id};
 use crate::features::Feature;
 use crate::gate::Peer;
-use crate::observe::{Depth, World};
+use crate::observe::{Depth, World, push};
 use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
 use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access};
 
@@ -189,21 +189,12 @@ impl Agent {
         }
         for key in self.gateway.keys().await? {
             if let Some(team) = key.team_id.clone().filter(|_| !key.deleted) {
-                world.keys.entry(team).or_default().push(key);
+                push(world.keys.entry(team).or_default(), key);
             }
         }
         self.note_answer(Peer::Gateway);
-        let listed = self.secrets.list_all().await?;
+        self.secrets.each(|read| world.add_secret(read)).await?;
         self.note_answer(Peer::Secrets);
-        for stored in listed.stored {
-            world.secrets.entry(stored.connection.resource).or_default().stored.push(stored);
-        }
-        for broken in listed.broken {
-            match broken.resource {
-                Some(resource) => world.secrets.entry(resource).or_default().broken.push(broken),
-                None => world.nameless.push(broken),
-            }
-        }
         Ok(world)
     }
 

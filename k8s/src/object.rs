@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use secrecy::zeroize::Zeroizing;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 /// What we want a Secret to hold. What others put into it besides stays.
@@ -220,13 +221,15 @@ struct Entry {
     fields_v1: Value,
 }
 
-/// A page of Secrets as the server sends it.
+/// A page of Secrets as the server sends it. The items are understood one after the other: what the server says besides about
+/// each of them, most of all who owns which field, is far more than what is kept.
 #[derive(Deserialize)]
-pub(crate) struct Page {
+pub(crate) struct Page<'a> {
     pub(crate) kind: String,
     #[serde(default)]
     pub(crate) metadata: PageMeta,
-    pub(crate) items: Option<Vec<Wire>>,
+    #[serde(borrow)]
+    pub(crate) items: Option<Vec<&'a RawValue>>,
 }
 
 #[derive(Deserialize, Default)]

@@ -100,12 +100,14 @@ impl Secrets {
                 params = params.continue_token(token);
             }
             let text = exchange!(self.cluster, call, collection(namespace).list(&params)).await?;
-            let page: Page = serde_json::from_str(&text).map_err(|error| Error::not_understood(call, shape(&error)))?;
+            let page: Page<'_> = serde_json::from_str(&text).map_err(|error| Error::not_understood(call, shape(&error)))?;
             if page.kind != "SecretList" {
                 return Err(Error::not_understood(call, "it is not a list of Secrets"));
             }
-            let manager = &self.cluster.field_manager;
-            all.extend(page.items.unwrap_or_default().into_iter().map(|wire| keep(wire.into_stored(manager))));
+            for item in page.items.unwrap_or_default() {
+                let wire: Wire = serde_json::from_str(item.get()).map_err(|error| Error::not_understood(call, shape(&error)))?;
+                all.push(keep(wire.into_stored(&self.cluster.field_manager)));
+            }
             let token = page.metadata.next.filter(|token| !token.is_empty());
             if token.is_none() {
                 return Ok(all);

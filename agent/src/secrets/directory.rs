@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    Connection, Created, Draft, Later, Listed, OWNER, RESOURCE, Record, SLOT, StoreError, is_dns_label, owner_label, sha256, short,
+    Connection, Created, Draft, Later, Listed, OWNER, RESOURCE, Read, Record, SLOT, StoreError, is_dns_label, owner_label, sha256, short,
 };
 
 /// No file of ours is nearly as long; a longer one under our name is somebody else's.
@@ -120,7 +120,7 @@ impl Directory {
         Ok(store)
     }
 
-    pub(super) async fn list_all(&self) -> Result<Listed, StoreError> {
+    pub(super) async fn all(&self) -> Result<Vec<Read>, StoreError> {
         self.blocking(|store| {
             store.sweep();
             store.list(None)
@@ -129,7 +129,7 @@ impl Directory {
     }
 
     pub(super) async fn of_resource(&self, resource: Uuid) -> Result<Listed, StoreError> {
-        self.blocking(move |store| store.list(Some(resource))).await
+        Ok(self.blocking(move |store| store.list(Some(resource))).await?.into_iter().collect())
     }
 
     pub(super) async fn create(&self, connection: &Connection) -> Result<Created, StoreError> {
@@ -157,12 +157,7 @@ impl Directory {
                 0 => String::new(),
                 _ => format!("; others may enter it (mode {:04o}): chmod 700 it", mode & 0o7777),
             };
-            Ok(format!(
-                "{} Secrets of {} in {}, which can be written{advice}",
-                listed.stored.len() + listed.broken.len(),
-                store.owner,
-                store.path.display()
-            ))
+            Ok(format!("{} Secrets of {} in {}, which can be written{advice}", listed.len(), store.owner, store.path.display()))
         })
         .await
     }
@@ -181,7 +176,7 @@ impl Directory {
 
     // ---- reading ----
 
-    fn list(&self, resource: Option<Uuid>) -> Result<Listed, StoreError> {
+    fn list(&self, resource: Option<Uuid>) -> Result<Vec<Read>, StoreError> {
         let fault = |error: io::Error| self.fault("read the folder", &error);
         let names: Vec<String> = match resource {
             Some(resource) => self.names_of(&short(resource)).map_err(fault)?,
@@ -204,7 +199,7 @@ impl Directory {
                 listed.push(record.read(&self.owner));
             }
         }
-        Ok(listed.into_iter().collect())
+        Ok(listed)
     }
 
     fn names(&self) -> MutexGuard<'_, Option<Names>> {
@@ -596,7 +591,7 @@ mod tests {
     async fn our_own_changes_cost_no_reading_of_the_folder() {
         let dir = tempfile::tempdir().unwrap();
         let store = Directory::new(dir.path().join("secrets"), "icarus").unwrap();
-        store.list_all().await.unwrap();
+        store.all().await.unwrap();
         mark(&store);
         for slot in [Slot::Project, Slot::Chat] {
             let connection = connection(slot);
@@ -615,7 +610,7 @@ mod tests {
         assert_eq!(found(&store).await, [stored[1].connection.name.as_str()]);
         assert!(is_marked(&store), "the folder was read again");
         // A listing of everything looks for itself.
-        assert_eq!(store.list_all().await.unwrap().stored.len(), 1);
+        assert_eq!(store.all().await.unwrap().len(), 1);
         assert!(!is_marked(&store));
     }
 

@@ -7,7 +7,8 @@ use llm_access_k8s::{Deployments, Error, Secrets, Subject};
 use uuid::Uuid;
 
 use super::{
-    AGENT, ALIAS, Connection, Created, Draft, Later, Listed, MANAGED_BY, OWNER, RESOURCE, Record, Slot, StoreError, Version, owner_label,
+    AGENT, ALIAS, Connection, Created, Draft, Later, Listed, MANAGED_BY, OWNER, RESOURCE, Read, Record, Slot, StoreError, Version,
+    owner_label,
 };
 use crate::config::ChatNamespaces;
 use crate::events::Events;
@@ -87,8 +88,14 @@ impl Kubernetes {
         }
     }
 
-    pub(super) async fn list_all(&self) -> Result<Listed, StoreError> {
-        self.list(self.namespaces.all(), None).await
+    /// The namespaces that hold Secrets of ours.
+    pub(super) fn namespaces(&self) -> BTreeSet<&str> {
+        self.namespaces.all()
+    }
+
+    /// All Secrets of one of them.
+    pub(super) async fn all_in(&self, namespace: &str) -> Result<Vec<Read>, StoreError> {
+        self.list(namespace, None).await
     }
 
     pub(super) async fn of_resource(&self, resource: Uuid, project: Option<Uuid>) -> Result<Listed, StoreError> {
@@ -97,15 +104,15 @@ impl Kubernetes {
             Some(chat) => BTreeSet::from([chat, self.namespaces.keys.as_str()]),
             None => self.namespaces.all(),
         };
-        self.list(places, Some(resource)).await
+        let lists = places.into_iter().map(|namespace| self.list(namespace, Some(resource)));
+        Ok(try_join_all(lists).await?.into_iter().flatten().collect())
     }
 
-    async fn list(&self, namespaces: BTreeSet<&str>, resource: Option<Uuid>) -> Result<Listed, StoreError> {
+    async fn list(&self, namespace: &str, resource: Option<Uuid>) -> Result<Vec<Read>, StoreError> {
         let mut selector = BTreeMap::from([(MANAGED_BY.to_owned(), AGENT.to_owned()), (OWNER.to_owned(), owner_label(&self.owner))]);
         if let Some(resource) = resource {
             selector.insert(RESOURCE.to_owned(), resource.simple().to_string());
         }
-        let selector = &selector;
         let read = |stored: llm_access_k8s::Stored| {
             let version = match resource {
                 Some(_) => Version::Kubernetes(Box::new(stored.clone())),
@@ -122,8 +129,7 @@ impl Kubernetes {
             };
             record.read(&self.owner)
         };
-        let lists = namespaces.into_iter().map(|namespace| self.api.list_as(namespace, selector, read));
-        Ok(try_join_all(lists).await?.into_iter().flatten().collect())
+        Ok(self.api.list_as(namespace, &selector, read).await?)
     }
 
     pub(super) async fn create(&self, connection: &Connection) -> Result<Created, StoreError> {
@@ -187,10 +193,12 @@ impl Kubernetes {
         for namespace in &namespaces {
             self.api.probe(namespace).await?;
         }
-        let listed = self.list_all().await?;
+        let mut secrets = 0;
+        for namespace in &namespaces {
+            secrets += self.all_in(namespace).await?.len();
+        }
         Ok(format!(
-            "{} Secrets of {} in {}; list, create, patch and delete are allowed",
-            listed.stored.len() + listed.broken.len(),
+            "{secrets} Secrets of {} in {}; list, create, patch and delete are allowed",
             self.owner,
             namespaces.into_iter().collect::<Vec<_>>().join(", ")
         ))

@@ -363,6 +363,9 @@ pub struct Broken {
     version: Version,
 }
 
+/// A Secret with our mark as it was read: one that can be used, or one that cannot.
+pub type Read = Result<Stored, Box<Broken>>;
+
 /// Secrets of ours, in no particular order.
 #[derive(Debug, Clone, Default)]
 pub struct Listed {
@@ -492,10 +495,25 @@ impl SecretStore {
     /// # Errors
     /// `Transient` or `Denied`.
     pub async fn list_all(&self) -> Result<Listed, StoreError> {
+        let mut all = Vec::new();
+        self.each(|read| all.push(read)).await?;
+        Ok(all.into_iter().collect())
+    }
+
+    /// Like [`Self::list_all`], one after the other. What was taken before an error says nothing.
+    ///
+    /// # Errors
+    /// `Transient` or `Denied`.
+    pub async fn each(&self, mut take: impl FnMut(Read) + Send) -> Result<(), StoreError> {
         match self {
-            Self::Directory(store) => store.list_all().await,
-            Self::Kubernetes(store) => store.list_all().await,
+            Self::Directory(store) => store.all().await?.into_iter().for_each(take),
+            Self::Kubernetes(store) => {
+                for namespace in store.namespaces() {
+                    store.all_in(namespace).await?.into_iter().for_each(&mut take);
+                }
+            }
         }
+        Ok(())
     }
 
     /// The Secrets of one resource. The project says where its chat Secret lives; without it, all places are searched.
@@ -776,8 +794,8 @@ struct Record {
     version: Version,
 }
 
-impl FromIterator<Result<Stored, Box<Broken>>> for Listed {
-    fn from_iter<I: IntoIterator<Item = Result<Stored, Box<Broken>>>>(read: I) -> Self {
+impl FromIterator<Read> for Listed {
+    fn from_iter<I: IntoIterator<Item = Read>>(read: I) -> Self {
         let mut listed = Self::default();
         for one in read {
             match one {
@@ -790,7 +808,7 @@ impl FromIterator<Result<Stored, Box<Broken>>> for Listed {
 }
 
 impl Record {
-    fn read(self, owner: &str) -> Result<Stored, Box<Broken>> {
+    fn read(self, owner: &str) -> Read {
         match self.connection() {
             Ok(connection) => {
                 let later = self.later(connection.slot);

@@ -80,18 +80,26 @@ async fn both() -> [World; 2] {
 }
 
 impl World {
+    /// The only Secret, as it is read to be changed. Seen among all it says the same.
     async fn one(&self) -> Stored {
-        let mut listed = self.store.list_all().await.unwrap();
-        assert!(listed.broken.is_empty(), "{:?}", listed.broken);
-        assert_eq!(listed.stored.len(), 1);
-        listed.stored.remove(0)
+        let all = self.store.list_all().await.unwrap();
+        assert!(all.broken.is_empty(), "{:?}", all.broken);
+        let [seen] = all.stored.as_slice() else { panic!("{:?}", all.stored) };
+        let mut read = self.store.of_resource(seen.connection.resource, seen.connection.project).await.unwrap();
+        let [one] = read.stored.as_slice() else { panic!("{:?}", read.stored) };
+        assert_eq!((&one.connection, one.complete, one.created), (&seen.connection, seen.complete, seen.created));
+        assert_eq!(one.digest(), seen.digest());
+        read.stored.remove(0)
     }
 
     async fn one_broken(&self) -> Broken {
-        let mut listed = self.store.list_all().await.unwrap();
-        assert!(listed.stored.is_empty(), "{:?}", listed.stored);
-        assert_eq!(listed.broken.len(), 1);
-        listed.broken.remove(0)
+        let all = self.store.list_all().await.unwrap();
+        assert!(all.stored.is_empty(), "{:?}", all.stored);
+        let [seen] = all.broken.as_slice() else { panic!("{:?}", all.broken) };
+        let mut read = self.store.of_resource(seen.resource.unwrap(), None).await.unwrap();
+        let [one] = read.broken.as_slice() else { panic!("{:?}", read.broken) };
+        assert_eq!((&one.name, one.slot, one.number, &one.why), (&seen.name, seen.slot, seen.number, &seen.why));
+        read.broken.remove(0)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -495,10 +503,13 @@ async fn a_secret_of_ours_without_its_marks_is_still_listed() {
         edit.annotations.clear();
         edit.labels.remove(RESOURCE);
     });
-    let broken = world.one_broken().await;
-    assert_eq!(broken.resource, None);
-    world.store.delete_broken(&broken).await.unwrap();
-    assert!(kube.secret("keys", &wanted.name).is_none());
+    let listed = world.store.list_all().await.unwrap();
+    assert!(listed.stored.is_empty());
+    assert_eq!((&listed.broken[0].name, listed.broken[0].resource), (&wanted.name, None));
+    // Nothing is written on a look in passing.
+    let refused = world.store.delete_broken(&listed.broken[0]).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Conflict { .. }), "{refused}");
+    assert!(kube.secret("keys", &wanted.name).is_some());
 
     let world = folder().await;
     world.store.create(&wanted).await.unwrap();

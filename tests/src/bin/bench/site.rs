@@ -100,17 +100,18 @@ impl Site {
         self.faults.calls().iter().filter(|call| call.method != "GET").count()
     }
 
-    /// Waits until the program says that a beat of this loop has ended.
-    pub async fn beaten(&self, which: &str) {
+    /// Waits until the program says that a beat of this loop has ended, another one than it `said` before. Gives its words.
+    pub async fn beaten(&self, which: &str, said: &str) -> String {
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         let ended = format!("llm_access_last_beat_timestamp_seconds{{loop=\"{which}\"}}");
         let began = Instant::now();
         loop {
             let answer = http.get(format!("http://127.0.0.1:{}/metrics", self.port)).send().await;
             if let Ok(answer) = answer
-                && answer.text().await.is_ok_and(|text| text.contains(&ended))
+                && let Ok(text) = answer.text().await
+                && let Some(line) = text.lines().find(|line| line.starts_with(&ended) && *line != said)
             {
-                return;
+                return line.to_owned();
             }
             assert!(began.elapsed() < Duration::from_secs(1200), "no beat of {which} ended");
             pause(100).await;
