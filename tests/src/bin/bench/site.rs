@@ -9,6 +9,7 @@ use llm_access_fixtures::faults::Faults;
 use llm_access_fixtures::kube::Kube;
 use llm_access_fixtures::litellm::{self, LiteLlm};
 use llm_access_fixtures::waldur::{self, Profile, Project, Waldur};
+use llm_access_tests::port::ReservedPort;
 use uuid::Uuid;
 
 /// The models that are sold and used.
@@ -32,7 +33,7 @@ pub struct Site {
     kube: Kube,
     store: Store,
     /// Where the program serves its metrics.
-    port: u16,
+    port: ReservedPort,
 }
 
 impl Site {
@@ -51,7 +52,7 @@ impl Site {
         }
         let project = waldur.add_project("Bench");
         let folder = tempfile::tempdir().unwrap();
-        let port = free_port();
+        let port = ReservedPort::take();
         let site = Self { faults, waldur, gateway, offering, project, folder, kube, store, port };
         let models: String = MODELS.iter().map(|name| format!("  - {{name: {name}, served_name: {name}}}\n")).collect();
         site.write("token", &site.waldur.agent_token());
@@ -84,11 +85,11 @@ impl Site {
         };
         let config = format!(
             "owner: bench\nwaldur: {{api_url: {}, token_file: {dir}/token}}\ngateway: {{url: {}, public_url: https://llm.example.org, key_file: {dir}/key}}\n\
-             catalogue: {{file: {dir}/catalogue.yml}}\nsecrets: {secrets}\nlog: {{level: error}}\nhttp: {{listen: \"127.0.0.1:{}\"}}\nconcurrency: {{orders: 16}}\n\
+             catalogue: {{file: {dir}/catalogue.yml}}\nsecrets: {secrets}\nlog: {{level: error}}\nhttp: {{listen: \"{}\"}}\nconcurrency: {{orders: 16}}\n\
              offerings:\n  - uuid: {}\n    limits: {{allow_unlimited: true}}\n{more}",
             self.waldur.api_url(),
             self.gateway.url(),
-            self.port,
+            self.port.address,
             self.offering
         );
         let path = self.write("config.yml", &config);
@@ -106,7 +107,7 @@ impl Site {
         let ended = format!("llm_access_last_beat_timestamp_seconds{{loop=\"{which}\"}}");
         let began = Instant::now();
         loop {
-            let answer = http.get(format!("http://127.0.0.1:{}/metrics", self.port)).send().await;
+            let answer = http.get(format!("http://{}/metrics", self.port.address)).send().await;
             if let Ok(answer) = answer
                 && let Ok(text) = answer.text().await
                 && let Some(line) = text.lines().find(|line| line.starts_with(&ended) && *line != said)
@@ -117,12 +118,6 @@ impl Site {
             pause(100).await;
         }
     }
-}
-
-/// A port below those that outgoing connections get, so that none takes it before the program does.
-fn free_port() -> u16 {
-    let first = 15_000 + u16::try_from(std::process::id() % 10_000).unwrap();
-    (first..32_000).find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 /// The program.
