@@ -42,10 +42,12 @@ test-traces: ## the agent built to send traces, and a collector that looks at th
 	$(CARGO) test -p llm-access-tests --features otel --test traces
 
 .PHONY: test-real
-test-real: ## the same agent against a real LiteLLM, Kubernetes API and Open WebUI (set up on first use, five to ten minutes)
+test-real: ## the same agent against a real LiteLLM, Kubernetes API and Open WebUI, and beside the Python agent (set up on first use, five to ten minutes)
 	$(CARGO) build -p llm-access-agent
 	$(CARGO) test -p llm-access-tests --features real --test 'real*' --no-run
 	tests/real/run $(PEERS) -- $(CARGO) test -p llm-access-tests --features real --test 'real*' -- $(REAL_ARGS)
+	$(CARGO) build -p llm-access-tests --bin bench
+	tests/bench-peer/run '$(TARGET)/debug/llm-access-agent' '$(TARGET)/debug/bench' --resources 3
 
 .PHONY: sabotage
 sabotage: ## plant faults into a copy of the agent, one at a time, and see that the suites find them (FAULTS="name name"; about an hour)

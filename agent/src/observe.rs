@@ -11,7 +11,7 @@ use waldur_client::{ApiKey, ApiKeyFilter, Resource};
 
 use crate::agent::{Agent, Failure};
 use crate::clock::after;
-use crate::domain::team_id;
+use crate::domain::{ModelRequest, team_id};
 use crate::features::Feature;
 use crate::gate::Peer;
 use crate::plan::Observed;
@@ -137,13 +137,14 @@ impl Agent {
     }
 }
 
-/// Everything of ours at the peers, read page by page; the basis of the slow beat.
+/// Everything of ours at the peers, read page by page; the basis of the slow beat. It holds ten thousand resources at once, so that
+/// it keeps no more of each than a comparison needs: whatever is written rests on a look at the one resource.
 #[derive(Debug, Default)]
 pub struct World {
     /// The resources of our offerings that have not ended, by uuid.
-    pub resources: BTreeMap<Uuid, (Uuid, Resource)>,
+    pub resources: BTreeMap<Uuid, (Uuid, Box<Resource>)>,
     /// All teams at the gateway, by id.
-    pub teams: BTreeMap<String, Team>,
+    pub teams: BTreeMap<String, Box<Team>>,
     /// All live keys at the gateway, by team id.
     pub keys: BTreeMap<String, Vec<Key>>,
     /// All our Secrets, by resource.
@@ -215,6 +216,14 @@ pub(crate) fn push<T>(list: &mut Vec<T>, one: T) {
 }
 
 impl World {
+    pub(crate) fn add_resource(&mut self, offering: Uuid, mut resource: Resource) {
+        // The form of the create order counts only where the options do not say which models are meant.
+        if ModelRequest::read([&resource.options]) != ModelRequest::Missing {
+            resource.attributes = serde_json::Map::new();
+        }
+        self.resources.insert(resource.uuid, (offering, Box::new(resource)));
+    }
+
     pub(crate) fn add_secret(&mut self, read: Read) {
         match read {
             Ok(stored) => push(&mut self.secrets.entry(stored.connection.resource).or_default().stored, stored),
@@ -231,7 +240,7 @@ impl World {
         let id = team_id(resource.uuid);
         Observed {
             resource: resource.clone(),
-            team: self.teams.get(&id).cloned(),
+            team: self.teams.get(&id).map(|team| team.as_ref().clone()),
             keys: self.keys.get(&id).cloned().unwrap_or_default(),
             retired_aliases: Vec::new(),
             secrets: Some(self.secrets.get(&resource.uuid).cloned().unwrap_or_default()),

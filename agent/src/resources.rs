@@ -112,18 +112,18 @@ impl Agent {
         }
         let mut asked = HashSet::new();
         for id in &drift.drifted {
-            if let Some((offering, resource)) = world.resources.get(id) {
+            if let Some((offering, _)) = world.resources.get(id) {
                 // Where a right is missing, one repair per pass asks whether it is there again.
                 if self.schedule.right(*id).is_some_and(|right| !asked.insert(right)) {
                     continue;
                 }
-                self.begin_repair(*offering, resource.clone());
+                self.begin_repair(*offering, *id);
             }
         }
         // Whether the server has endpoints by now is asked with one resource, not with all of them at once.
-        let sample = world.resources.values().find(|(_, resource)| resource.state == ResourceState::Ok);
-        if let Some((offering, resource)) = sample.filter(|_| self.features.forget_old_no(Feature::Endpoints)) {
-            self.begin_repair(*offering, resource.clone());
+        let sample = world.resources.iter().find(|(_, (_, resource))| resource.state == ResourceState::Ok);
+        if let Some((id, (offering, _))) = sample.filter(|_| self.features.forget_old_no(Feature::Endpoints)) {
+            self.begin_repair(*offering, *id);
         }
         for (id, obstacle) in &drift.blocked {
             self.conditions.raise(obstacle.condition(), id.simple(), obstacle);
@@ -147,7 +147,7 @@ impl Agent {
         for offering in &self.config.offerings {
             let uuid = offering.uuid;
             for resource in self.waldur.resources(uuid, &LIVING).await? {
-                world.resources.insert(resource.uuid, (uuid, resource));
+                world.add_resource(uuid, resource);
             }
             let governed = match self.refresh_governed(uuid).await {
                 Ok(governed) => {
@@ -185,7 +185,7 @@ impl Agent {
             self.features.learn(Feature::Endpoints, false);
         }
         for team in self.gateway.teams().await? {
-            world.teams.insert(team.team_id.clone(), team);
+            world.teams.insert(team.team_id.clone(), Box::new(team));
         }
         for key in self.gateway.keys().await? {
             if let Some(team) = key.team_id.clone().filter(|_| !key.deleted) {
@@ -288,9 +288,13 @@ impl Agent {
                 }
                 Ok::<(), Failure>(())
             };
-            if let Err(failure) = retaken.await {
-                agent.note_failure(&failure);
-                tracing::warn!("an order that Waldur erred while it was approved cannot be taken up again yet: {failure}");
+            match retaken.await {
+                Ok(()) => agent.right_is_there(resource),
+                Err(Failure::Forbidden { peer, right, message }) => agent.right_is_missing(resource, peer, right, &message),
+                Err(failure) => {
+                    agent.note_failure(&failure);
+                    tracing::warn!("an order that Waldur erred while it was approved cannot be taken up again yet: {failure}");
+                }
             }
         };
         self.tasks.spawn(work.instrument(span));
@@ -354,8 +358,7 @@ impl Agent {
         Ok(())
     }
 
-    fn begin_repair(&self, offering: Uuid, resource: Resource) {
-        let id = resource.uuid;
+    fn begin_repair(&self, offering: Uuid, id: Uuid) {
         let Some(busy) = self.schedule.take(id) else { return };
         if !self.schedule.is_due(id) {
             return;

@@ -251,7 +251,7 @@ async fn a_process_that_is_told_to_end_twice_ends_at_once() {
     until("it stops", &[&agent], || agent.log().contains("stopping")).await;
     let began = Instant::now();
     agent.signal("TERM").await;
-    agent.end().await;
+    assert_eq!(agent.end().await.code(), Some(143));
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     world.faults.clear();
 

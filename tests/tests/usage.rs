@@ -364,6 +364,26 @@ async fn one_component_that_waldur_refuses_is_named_and_the_rest_is_reported() {
 }
 
 #[tokio::test]
+async fn a_right_that_usage_lacks_is_named_and_is_no_fault_of_the_credential() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        let agent = world.agent().await;
+        let resource = sold(&world, "aurora");
+        used(&world, resource, "kestrel-8b", "2026-11-10T08:00:00Z", 4000, 0, "3.00");
+        let denied = r#"{"detail":"You do not have permission to perform this action."}"#;
+        world.faults.add(Rule::new(Fault::status(403, denied)).peer(Peer::Waldur).path("set_usage"));
+        pass(&agent).await;
+        assert!(holds(&agent, "usage-refused").contains("set_usage"), "{profile:?}: {:?}", agent.conditions.all());
+        assert!(!agent.conditions.holds("waldur-credential"), "{profile:?}: {:?}", agent.conditions.all());
+        assert!(held(&world, resource, "2026-11").is_empty());
+        world.faults.clear();
+        pass(&agent).await;
+        assert_eq!(figure(&world, resource, "2026-11", "spend"), "3.00", "{profile:?}");
+        assert!(!agent.conditions.holds("usage-refused"));
+    }
+}
+
+#[tokio::test]
 async fn an_answer_that_is_no_ledger_sends_nothing() {
     let json =
         |body: &str| Fault::Replace { status: 200, headers: vec![("content-type".into(), "application/json".into())], body: body.into() };

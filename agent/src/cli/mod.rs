@@ -239,7 +239,8 @@ enum LoopName {
 /// Runs one command and says how it ended: 0, 1 for trouble with peers, 2 for what the operator gave.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    // The agent waits for others nearly all of its time. More threads than two would only cost memory on large machines.
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &format!("the runtime cannot start: {error}")),
     };
@@ -403,9 +404,10 @@ fn signalled() -> std::io::Result<impl Future<Output = ()>> {
     Ok(async move {
         tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
         tokio::spawn(async move {
-            tokio::select! { _ = term.recv() => {}, _ = interrupt.recv() => {} }
+            // 128 and the number of the signal, as a shell tells it.
+            let code = tokio::select! { _ = term.recv() => 143, _ = interrupt.recv() => 130 };
             tracing::warn!("second signal: ending at once");
-            std::process::exit(130);
+            std::process::exit(code);
         });
     })
 }

@@ -145,7 +145,7 @@ impl Seen {
                     blocked: team.is_some_and(|team| team.blocked),
                     spend: team.map(|team| team.spend.max(Decimal::ZERO)),
                     budget: team.and_then(|team| team.max_budget),
-                    share: team.and_then(budget::share).map(|share| share.to_u32().unwrap_or(u32::MAX)),
+                    share: team.and_then(|team| budget::share(team)).map(|share| share.to_u32().unwrap_or(u32::MAX)),
                     reset: team.and_then(|team| team.budget_reset_at.filter(|_| team.max_budget.is_some())),
                     overdue: team.is_some_and(|team| budget::is_overdue(team, now)),
                 }

@@ -398,8 +398,9 @@ impl Agent {
                 self.prove(id, month, amounts);
             }
             Err(failure) => {
-                self.note_failure(failure);
-                if let Failure::Refused { message, .. } = failure {
+                // A right that usage needs is not missed by orders.
+                self.note_pass_failure(failure);
+                if let Failure::Refused { message, .. } | Failure::Forbidden { message, .. } = failure {
                     still.push("usage-refused");
                     self.conditions.raise("usage-refused", &subject, format!("Waldur refuses the usage of {month}: {message}"));
                 }
