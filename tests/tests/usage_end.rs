@@ -67,6 +67,40 @@ async fn the_last_seconds_of_a_resource_are_billed() {
 }
 
 #[tokio::test]
+async fn what_kept_the_usage_of_a_resource_back_is_not_complained_about_after_its_end() {
+    for (condition, path, method, times) in [
+        ("usage-refused", "set_usage", "POST", 1),
+        ("usage-by-key-unreported", "report_usage", "POST", 1),
+        ("usage-not-shown", "component-usages", "GET", 9),
+    ] {
+        let world = World::new(Profile::Late2026).await;
+        let agent = world.agent().await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        agent.usage_beat().await.unwrap();
+        world.gateway.chat(&world.key(resource, "project"), "kestrel-8b", "P=1000 C=0").unwrap();
+        world.advance(Duration::from_secs(60));
+        // Waldur's list of usage stays as it was, where it is that which goes wrong.
+        let fault = if method == "GET" {
+            let json = ("content-type".into(), "application/json".into());
+            Fault::Replace { status: 200, headers: vec![json, ("x-result-count".into(), "0".into())], body: "[]".into() }
+        } else {
+            Fault::status(403, r#"{"detail":"You do not have permission to perform this action."}"#)
+        };
+        world.faults.add(Rule::new(fault).peer(Peer::Waldur).method(method).path(path).times(times));
+        let report = agent.usage_beat().await.unwrap();
+        assert!(agent.conditions.holds(condition), "{condition}: {:?} {report:?}", agent.conditions.all());
+        world.faults.clear();
+        let order = world.waldur.terminate(resource);
+        world.run_to_rest(&agent, 40).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        assert_eq!(told(&world, resource, "2026-11", "input_tokens"), "1.00", "{condition}");
+        agent.usage_beat().await.unwrap();
+        assert!(!agent.conditions.holds(condition), "{condition}: {:?}", agent.conditions.all());
+        world.check();
+    }
+}
+
+#[tokio::test]
 async fn a_resource_that_ends_over_a_months_end_is_billed_for_both() {
     for profile in PROFILES {
         let world = World::new(profile).await;

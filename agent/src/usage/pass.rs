@@ -1,6 +1,6 @@
 //! The usage pass: the rows of all teams are read once, and every resource whose figures changed is reported.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -34,6 +34,11 @@ const STATES: [ResourceState; 4] = [ResourceState::Ok, ResourceState::Updating, 
 /// Conditions with a resource and a month as their subject.
 const BY_MONTH: [&str; 6] =
     ["usage-lower", "usage-unreported", "usage-waits", "usage-refused", "usage-without-component", "usage-misfiled"];
+
+/// Conditions that say what keeps the usage of a resource back, and so nothing once it has ended: what was not billed by then is
+/// noted on it. Their subjects begin with the resource.
+const OF_THE_LIVING: [&str; 6] =
+    ["usage-lower", "usage-waits", "usage-refused", "usage-without-component", "usage-not-shown", "usage-by-key-unreported"];
 
 /// What a pass is to do.
 #[derive(Clone, Debug, Default)]
@@ -201,6 +206,10 @@ impl Agent {
             }
         }
         self.note_answer(Peer::Waldur);
+        if pass.beat {
+            let listed: HashSet<Uuid> = sellers.iter().flat_map(|(_, resources)| resources).map(|resource| resource.uuid).collect();
+            self.forget_ended(&listed);
+        }
         if sellers.is_empty() {
             if pass.beat {
                 self.close_months(now, &report).await;
@@ -303,6 +312,7 @@ impl Agent {
             if decision.send.is_empty() && decision.lower.is_empty() && due.amounts.homeless.is_empty() {
                 self.prove(due.resource.uuid, month, &due.amounts);
                 self.paid(due.resource.uuid, month, None);
+                self.note_line(due.resource.uuid, month, &due.amounts, &Ok(Outcome::Equal));
                 equal.push(due);
             } else {
                 differ.push(due);
@@ -469,6 +479,19 @@ impl Agent {
             .proven
             .get(&(resource, month))
             .is_some_and(|(proven, at)| proven == amounts && *at <= now && now < after(*at, BELIEVED_FOR))
+    }
+
+    /// Ends what was said of resources that have none to report any more.
+    fn forget_ended(&self, listed: &HashSet<Uuid>) {
+        let ended = |subject: &str| {
+            let resource = subject.split(' ').next().and_then(|id| Uuid::parse_str(id).ok());
+            resource.is_some_and(|id| !listed.contains(&id))
+        };
+        for (name, subject, _) in self.conditions.all() {
+            if OF_THE_LIVING.contains(&name) && ended(&subject) {
+                self.conditions.clear(name, subject);
+            }
+        }
     }
 
     /// Months that are over and done with are forgotten, with what was said about them.
