@@ -5,11 +5,15 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use llm_access_tests::sabotage::{self, Planted};
+
+/// The longest that one run of cargo may take.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
@@ -76,7 +80,7 @@ impl Copy {
     /// Whether cargo ends well.
     fn runs(&self, arguments: &[String], more: &[&str], fault: &Planted) -> bool {
         let log = fs::File::options().create(true).append(true).open(self.logs.join(format!("{}.log", fault.name))).unwrap();
-        Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        let mut running = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(arguments)
             .args(more)
             .current_dir(&self.tree)
@@ -85,9 +89,22 @@ impl Copy {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
-            .status()
-            .unwrap()
-            .success()
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        // A test that waits for ever for what the fault prevents has found it too.
+        let began = Instant::now();
+        loop {
+            if let Some(status) = running.try_wait().unwrap() {
+                return status.success();
+            }
+            if began.elapsed() > PATIENCE {
+                Command::new("/bin/sh").arg("-c").arg(format!("kill -KILL -- -{}", running.id())).status().unwrap();
+                running.wait().unwrap();
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 }
 
