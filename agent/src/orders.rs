@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tracing::Instrument;
 use uuid::Uuid;
-use waldur_client::{Order, OrderKind, OrderState, Resource};
+use waldur_client::{Order, OrderKind, OrderState, Resource, ResourceState};
 
 use crate::agent::{Agent, Failure};
 use crate::clock::after;
@@ -335,6 +335,15 @@ impl Agent {
         }
         // Read before the order is judged: what another agent made is not ours to approve, not even for a create.
         let resource = self.waldur.resource(resource).await?;
+        // Somebody may have ended the order since it was listed. Its resource is not on its way any more then: one that was to be
+        // ended is in use again, and one that was to be made is not wanted.
+        let at_rest = matches!(resource.state, ResourceState::Ok | ResourceState::Erred | ResourceState::Terminated);
+        if order.state == OrderState::Executing && at_rest {
+            let now = self.waldur.order(order.uuid).await?;
+            if now.state != OrderState::Executing {
+                return Ok(Turn::Ended(now.state));
+            }
+        }
         let governed = self.is_governed(offering.uuid).await?;
         tracing::trace!(governed, "offering known");
         if order.state == OrderState::PendingProvider

@@ -635,6 +635,48 @@ enum End {
     Err,
 }
 
+#[tokio::test]
+async fn an_order_that_staff_errs_just_after_it_was_listed_is_not_carried_out() {
+    for profile in PROFILES {
+        let world = Arc::new(World::new(profile).await);
+        let agent = patient(&world).await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        let has = || {
+            let team = world.gateway.team(&id(resource)).map(|team| team.max_budget);
+            (team, world.gateway.live_keys(&id(resource)).len(), world.secrets(resource).len())
+        };
+        let before = has();
+        let end = world.waldur.terminate(resource);
+        world.beat(&agent).await;
+        let update = {
+            // It is drained, and would be removed next.
+            world.advance(Duration::from_secs(3600));
+            err_after_the_list(&world, &agent, end).await;
+            assert_eq!(has(), before, "{profile:?}: a resource that goes on was removed");
+            world.slow_beat(&agent).await;
+            assert!(!world.gateway.team(&id(resource)).unwrap().blocked, "{profile:?}");
+            world.waldur.update_limits(resource, &[("max_budget", "80")])
+        };
+        let down = world.faults.add(Rule::new(Fault::status(503, "")).peer(Peer::LiteLlm).method("POST"));
+        world.beat(&agent).await;
+        world.faults.remove(down);
+        world.advance(Duration::from_secs(3600));
+        err_after_the_list(&world, &agent, update).await;
+        assert_eq!(has(), before, "{profile:?}: an update that failed was carried out");
+        world.check();
+    }
+}
+
+/// A beat in which staff errs the order when the list of orders has been read.
+async fn err_after_the_list(world: &Arc<World>, agent: &Agent, order: Uuid) {
+    assert_eq!(world.waldur.order_state(order), "executing");
+    world.faults.reset_calls();
+    let there = Arc::clone(world);
+    world.faults.before_call(2, move || there.waldur.staff_erred(order));
+    world.beat(agent).await;
+    assert_eq!(world.waldur.order_state(order), "erred");
+}
+
 async fn ended_at_every_call(profile: Profile, end: End) {
     let world = Arc::new(World::new(profile).await);
     // What the first create teaches is known from here on.
