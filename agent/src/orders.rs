@@ -338,11 +338,11 @@ impl Agent {
         // Somebody may have ended the order since it was listed. Its resource is not on its way any more then: one that was to be
         // ended is in use again, and one that was to be made is not wanted.
         let at_rest = matches!(resource.state, ResourceState::Ok | ResourceState::Erred | ResourceState::Terminated);
-        if order.state == OrderState::Executing && at_rest {
-            let now = self.waldur.order(order.uuid).await?;
-            if now.state != OrderState::Executing {
-                return Ok(Turn::Ended(now.state));
-            }
+        if order.state == OrderState::Executing
+            && at_rest
+            && let Some(state) = self.ended_meanwhile(order).await?
+        {
+            return Ok(Turn::Ended(state));
         }
         let governed = self.is_governed(offering.uuid).await?;
         tracing::trace!(governed, "offering known");
@@ -510,9 +510,17 @@ impl Agent {
                     if then.is_empty() {
                         return self.finish_terminated(order, id).await;
                     }
+                    if let Some(state) = self.ended_meanwhile(order).await? {
+                        return Ok(Turn::Ended(state));
+                    }
                     self.apply(id, &then).await?;
                 }
-                Removal::Remove(actions) => self.apply(id, &actions).await?,
+                Removal::Remove(actions) => {
+                    if let Some(state) = self.ended_meanwhile(order).await? {
+                        return Ok(Turn::Ended(state));
+                    }
+                    self.apply(id, &actions).await?;
+                }
                 Removal::Nothing => return self.finish_terminated(order, id).await,
             }
             resource = seen.resource;
@@ -520,6 +528,13 @@ impl Agent {
         Err(Failure::Conflict {
             message: format!("resource {} is not gone after {ROUNDS} attempts to remove what is left of it", id.simple()),
         })
+    }
+
+    /// The state in which somebody else left an order that was executing, if so. Asked before what cannot be undone: a resource
+    /// whose end is called off keeps its keys.
+    async fn ended_meanwhile(&self, order: &Order) -> Result<Option<OrderState>, Failure> {
+        let now = self.waldur.order(order.uuid).await?;
+        Ok((now.state != OrderState::Executing).then_some(now.state))
     }
 
     async fn finish_terminated(&self, order: &Order, resource: Uuid) -> Result<Turn, Failure> {

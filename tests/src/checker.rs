@@ -517,7 +517,9 @@ impl Watch {
                     if seen.by_word == 0 && !(seen.read.contains(&format!("team {id}")) && seen.read.contains(&format!("resource {id}"))) {
                         Self::problem(seen, call, "a team is deleted without a good reading of it and of its resource");
                     }
-                    if seen.by_word == 0 && shown.is_some_and(|r| r.state == "OK") {
+                    // An end may be called off between the last look at its order and this.
+                    let was_to_end = seen.read.contains(&format!("end of {id}"));
+                    if seen.by_word == 0 && !was_to_end && shown.is_some_and(|r| r.state == "OK") {
                         Self::problem(seen, call, "the team of a resource that is OK is deleted");
                     }
                 }
@@ -685,6 +687,13 @@ impl Witness for Watch {
             },
             (Peer::Waldur, "GET") if path.contains("/marketplace-provider-resources/") => format!("resource {last}"),
             (Peer::Waldur, "GET") if path.contains("/marketplace-provider-offerings/") => format!("offering {last}"),
+            (Peer::Waldur, "GET") if path.contains("/marketplace-orders/") => {
+                let order = Uuid::parse_str(last).ok().and_then(|id| self.waldur.orders().into_iter().find(|order| order.uuid == id));
+                match order.filter(|order| order.kind == "Terminate" && order.state == "executing") {
+                    Some(order) => format!("end of {}", order.resource.simple()),
+                    None => return,
+                }
+            }
             _ => return,
         };
         self.seen.lock().unwrap().read.insert(read);

@@ -667,6 +667,38 @@ async fn an_order_that_staff_errs_just_after_it_was_listed_is_not_carried_out() 
     }
 }
 
+#[tokio::test]
+async fn a_resource_whose_end_staff_calls_off_at_any_call_works_again() {
+    for profile in [Profile::Y2024, Profile::Late2026] {
+        for k in 1.. {
+            assert!(k < 90, "an end takes fewer calls");
+            let world = Arc::new(World::new(profile).await);
+            let agent = patient(&world).await;
+            let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+            let order = world.waldur.terminate(resource);
+            world.faults.reset_calls();
+            let there = Arc::clone(&world);
+            world.faults.before_call(k, move || {
+                if there.waldur.order_state(order) == "executing" {
+                    there.waldur.staff_erred(order);
+                }
+            });
+            world.run_to_rest(&agent, 20).await;
+            if world.waldur.order_state(order) == "done" {
+                if world.faults.count() < k {
+                    break;
+                }
+                continue;
+            }
+            world.slow_beat(&agent).await;
+            let team = world.gateway.team(&id(resource));
+            assert!(team.as_ref().is_some_and(|team| !team.blocked), "{profile:?} at call {k}: {team:?}");
+            assert_eq!((world.gateway.live_keys(&id(resource)).len(), world.secrets(resource).len()), (2, 2), "{profile:?} at call {k}");
+            world.check();
+        }
+    }
+}
+
 /// A beat in which staff errs the order when the list of orders has been read.
 async fn err_after_the_list(world: &Arc<World>, agent: &Agent, order: Uuid) {
     assert_eq!(world.waldur.order_state(order), "executing");
