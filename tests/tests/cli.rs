@@ -492,7 +492,7 @@ async fn a_signal_at_any_write_of_an_order_leaves_nothing_that_the_next_start_do
             until("it stops", &[&daemon], || daemon.lines(&["stopping"]) == 1).await;
             daemon.signal("TERM").await;
         }
-        assert_eq!(daemon.end().await.code(), Some(if impatient { 130 } else { 0 }), "{path}: {daemon}");
+        assert_eq!(daemon.end().await.code(), Some(if impatient { 143 } else { 0 }), "{path}: {daemon}");
         assert!(n + 1 == moments.len() || world.waldur.order_state(order) != "done", "{path}");
 
         let mut daemon = start(&world, &[]);

@@ -83,6 +83,8 @@ pub struct View {
     pub held: Option<Shrink>,
     /// Whether the last read was good.
     pub readable: bool,
+    /// False where the only file that this process has read lost too much: its prices may be as wrong as what it misses.
+    proven: bool,
 }
 
 impl Deref for View {
@@ -93,6 +95,13 @@ impl Deref for View {
 }
 
 impl View {
+    /// Whether an offering and the gateway's models may be changed after it. A process that starts with a file that lost too much
+    /// leaves them as one before it left them, which still goes by the file that was whole.
+    #[must_use]
+    pub fn may_be_acted_upon(&self) -> bool {
+        self.readable && self.proven
+    }
+
     /// The view of a catalogue of which nothing is missing.
     #[must_use]
     pub fn of(catalogue: Catalogue) -> Self {
@@ -106,6 +115,7 @@ impl View {
             doubted: BTreeSet::new(),
             held: None,
             readable: true,
+            proven: true,
         }
     }
 
@@ -247,11 +257,13 @@ impl Watch {
             // After a restart there is nothing but the file that lost so much.
             (Some(_), None) => Arc::new(Catalogue { max_budget: read.max_budget.or(remembered.max_budget), ..read.clone() }),
         };
+        let proven = held.is_none() || self.effective.is_some();
         let missing: BTreeMap<String, Timestamp> = self.absent.iter().map(|(name, wait)| (name.clone(), wait.since)).collect();
         let kept_choices: BTreeSet<String> = self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned().collect();
         let mut sold = catalogue.orderable();
         sold.extend(kept_choices.iter().cloned());
-        let view = View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, doubted, held, readable: true };
+        let view =
+            View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, doubted, held, readable: true, proven };
         if self.view.as_deref() != Some(&view) {
             self.view = Some(Arc::new(view));
         }

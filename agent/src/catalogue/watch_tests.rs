@@ -72,6 +72,26 @@ fn an_absent_model_changes_nothing_until_the_hold_and_three_reads_are_over() {
 }
 
 #[test]
+fn what_a_file_that_lost_too_much_says_besides_is_not_acted_upon_before_or_after_a_restart() {
+    let priced = |price: &str| format!("a litellm_model_info: {{input_cost_per_token: {price}, output_cost_per_token: {price}}}");
+    let (before, after) = (priced("0.000001"), priced("0.000002"));
+    let (whole, cut) = (catalogue(&[&before, "b", "c", "d", "e", "f"]), catalogue(&[&after, "b"]));
+    let mut site = Site::new();
+    assert!(site.read(&whole).may_be_acted_upon());
+    let view = site.read(&cut);
+    assert!(view.held.is_some() && view.may_be_acted_upon());
+    let prices = |catalogue: &Catalogue| catalogue.model("a").unwrap().prices;
+    assert_eq!(prices(&view), prices(&whole));
+    assert!(prices(&whole).is_some() && prices(&cut) != prices(&whole));
+    let mut restarted = Site::new();
+    restarted.remembered.models = set(&["a", "b", "c", "d", "e", "f"]);
+    assert!(restarted.read(&cut).held.is_some() && !restarted.read(&cut).may_be_acted_upon());
+    assert!(restarted.read(&whole).may_be_acted_upon());
+    // Once it knows a whole file, that one stays in force.
+    assert!(restarted.read(&cut).may_be_acted_upon());
+}
+
+#[test]
 fn a_model_that_comes_back_waits_a_whole_hour_again() {
     let whole = catalogue(&["a", "b", "c", "d", "e"]);
     let less = catalogue(&["a", "b", "c", "d"]);

@@ -271,7 +271,7 @@ pub fn plan_offering(shop: &Shop<'_>, offering: &Offering) -> Result<OfferingPla
         ));
     }
     let mut plan = OfferingPlan::default();
-    if !shop.view.readable {
+    if !shop.view.may_be_acted_upon() {
         return Ok(plan);
     }
     let (managed, absent) = managed_plans(shop.settings, offering);

@@ -278,7 +278,7 @@ pub fn same_price(one: Option<Decimal>, other: Option<Decimal>) -> bool {
 #[must_use]
 pub fn plan_registration(registry: &Registry<'_>, view: &View, seen: &[ModelInfo]) -> Vec<Registration> {
     let mut actions = Vec::new();
-    if !view.readable {
+    if !view.may_be_acted_upon() {
         return actions;
     }
     for model in &view.models {
