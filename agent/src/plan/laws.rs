@@ -561,3 +561,68 @@ proptest! {
         }
     }
 }
+
+/// A resource without a team, with this `backend_id` and one Secret.
+fn without_team(backend_id: &str) -> Observed {
+    let resource = Resource { uuid: RESOURCE, state: ResourceState::Terminating, backend_id: backend_id.into(), ..Resource::default() };
+    let draft = SecretDraft {
+        alias: KeyAlias { resource: RESOURCE, slot: Slot::Chat, number: 1 },
+        name: "chat-0".into(),
+        offering: OFFERING,
+        project: None,
+        base_url: "https://llm.example.org/v1".into(),
+        models: Vec::new(),
+        embedder: None,
+        order: None,
+        rotation: Rotation::None,
+    };
+    let stored = vec![Stored::imagined(Peers::connection(&draft, secret(1)), true, None)];
+    let secrets = Some(Listed { stored, broken: Vec::new() });
+    Observed { resource, team: None, keys: Vec::new(), retired_aliases: Vec::new(), secrets, api_keys: None, mark_repairs: 0 }
+}
+
+#[test]
+fn what_a_team_used_that_somebody_removed_by_hand_is_billed_before_its_resource_ends() {
+    let (now, drain) = (now(), Duration::from_secs(180));
+    let sold = plan_removal(OWNER, &without_team(&team_id(RESOURCE)), now, drain).unwrap();
+    assert!(matches!(&sold, Removal::Bill { since, then } if *since == now && then.len() == 1), "{sold:?}");
+    let never_sold = plan_removal(OWNER, &without_team(""), now, drain).unwrap();
+    assert!(matches!(&never_sold, Removal::Remove(actions) if actions.len() == 1), "{never_sold:?}");
+    let nothing = Observed { secrets: Some(Listed::default()), ..without_team("") };
+    assert!(matches!(plan_removal(OWNER, &nothing, now, drain).unwrap(), Removal::Nothing));
+}
+
+#[test]
+fn a_time_of_blocking_that_is_yet_to_come_is_not_waited_for() {
+    let (now, drain) = (now(), Duration::from_secs(180));
+    let since = |at: Timestamp, blocked: bool| {
+        let mut metadata = mark(OWNER).entries();
+        metadata.insert(TERMINATING_SINCE.into(), json!(at.to_string()));
+        let team = Team { team_id: team_id(RESOURCE), metadata, blocked, ..Team::default() };
+        plan_removal(OWNER, &Observed { team: Some(team), ..without_team("") }, now, drain).unwrap()
+    };
+    assert!(matches!(since(now, true), Removal::Drain(until) if until == crate::clock::after(now, drain)));
+    let second = jiff::SignedDuration::from_secs(1);
+    assert!(matches!(since(now + second, true), Removal::Block(_)), "a clock was wrong: it is blocked anew, at a time that is true");
+    assert!(matches!(since(now, false), Removal::Block(_)), "somebody let its calls through again");
+    let drained = now - jiff::SignedDuration::from_secs(180);
+    assert!(matches!(since(drained + second, true), Removal::Drain(until) if until == now + second));
+    assert!(matches!(since(drained, true), Removal::Bill { since, .. } if since == drained));
+}
+
+#[test]
+fn of_a_resource_that_waldur_shows_as_ended_only_what_is_ours_is_removed() {
+    let orphan = |metadata: Map<String, Value>| {
+        let team = Team { team_id: team_id(RESOURCE), metadata, ..Team::default() };
+        let key = Key { hash: "h".into(), team_id: Some(team_id(RESOURCE)), ..Key::default() };
+        lines(&plan_orphan(OWNER, &Observed { team: Some(team), keys: vec![key], ..without_team("") }))
+    };
+    let secrets = ["delete Secret chat-0".to_owned()];
+    let team = ["delete key without alias (h…), which no Secret holds".to_owned(), format!("delete team {}", team_id(RESOURCE))];
+    assert_eq!(orphan(mark(OWNER).entries()), [&team[..], &secrets].concat());
+    let of_another = Mark { resource: Uuid::from_u128(7), ..mark(OWNER) };
+    for foreign in [Map::new(), mark("daedalus").entries(), of_another.entries()] {
+        assert_eq!(orphan(foreign), secrets, "a team that is not ours stays, with its keys");
+    }
+    assert_eq!(lines(&plan_orphan(OWNER, &without_team(""))), secrets);
+}
