@@ -10,6 +10,7 @@ use jiff::tz::TimeZone;
 use litellm_client::{Counts, DayPage, KeyUsage, LoggedCall, ModelUsage, TeamUsage};
 use proptest::prelude::*;
 use rust_decimal::Decimal;
+use waldur_client::{BillingType, Component};
 
 use super::*;
 use crate::domain::{BillingMonth, team_id};
@@ -541,8 +542,10 @@ fn a_figure_is_only_raised_and_what_is_unknown_is_left_alone() {
     let allowed = decide(&amounts, &held(&[("m:input", "2.5"), ("spend", "3"), ("n:input", "1")]), &usable, true);
     assert_eq!(sent(&allowed), [("m:input".into(), "2.00".into()), ("n:input".into(), "0".into()), ("spend".into(), "3.00".into())]);
     // Not where a part of the month is withheld, nor where models share an upstream.
-    let partial = Amounts { partial: true, ..amounts.clone() };
-    assert_eq!(decide(&partial, &held(&[("m:input", "2.5"), ("spend", "3")]), &usable, true), Decision::default());
+    let partial = component_amounts(&used("m", "2000", "0", "3"), &usable, dec("1000"), &BTreeMap::new(), true);
+    for allow_decrease in [false, true] {
+        assert_eq!(decide(&partial, &held(&[("m:input", "2.5"), ("spend", "3")]), &usable, allow_decrease), Decision::default());
+    }
     let shared = component_amounts(&used("m", "2000", "0", "3"), &usable, dec("1000"), &used("m", "2000", "0", "3"), false);
     assert_eq!(
         decide(&shared, &held(&[("m:input", "1"), ("spend", "2")]), &usable, true)
@@ -552,6 +555,18 @@ fn a_figure_is_only_raised_and_what_is_unknown_is_left_alone() {
             .collect::<Vec<_>>(),
         [("m:input", "1".into()), ("spend", "3.00".into())]
     );
+}
+
+#[test]
+fn only_components_that_are_charged_by_use_take_usage() {
+    let component = |kind: &str, billing_type: BillingType| Component { kind: kind.into(), billing_type, ..Component::default() };
+    let components = [
+        component("m:input", BillingType::Usage),
+        component("max_budget", BillingType::Limit),
+        component("support", BillingType::Fixed),
+        component("spend", BillingType::Usage),
+    ];
+    assert_eq!(usable_components(&components), kinds(&["m:input", "spend"]));
 }
 
 #[test]
@@ -601,6 +616,21 @@ fn nothing_lands_in_the_wrong_month_in_any_zone() {
         assert_eq!(ask(december, "2026-12-01T03:00:00Z", &new_york, dated), Filing::Wait, "a figure of December would become November's");
     }
     assert_eq!(ask(december, "2026-12-01T05:15:00Z", &new_york, Some(false)), Filing::Now);
+}
+
+#[test]
+fn a_month_is_over_only_when_the_server_has_surely_begun_the_next() {
+    let november = BillingMonth::of(at("2026-11-15T00:00:00Z"));
+    let over = |now: &str, zone: &TimeZone| is_over(november, at(now), zone, Duration::from_secs(900));
+    let (athens, new_york) = (TimeZone::get("Europe/Athens").unwrap(), TimeZone::get("America/New_York").unwrap());
+    for (zone, last, first) in [
+        (&TimeZone::UTC, "2026-12-01T00:14:59Z", "2026-12-01T00:15:00Z"),
+        (&athens, "2026-11-30T22:14:59Z", "2026-11-30T22:15:00Z"),
+        (&new_york, "2026-12-01T05:14:59Z", "2026-12-01T05:15:00Z"),
+    ] {
+        assert_eq!((over(last, zone), over(first, zone)), (false, true), "{zone:?}");
+    }
+    assert!(!over("2026-11-15T00:00:00Z", &TimeZone::UTC) && !over("2026-10-15T00:00:00Z", &TimeZone::UTC));
 }
 
 proptest! {
