@@ -15,6 +15,9 @@ use crate::catalogue::{Model, View};
 use crate::config::{Billing, Family, LimitRule, OfferingConfig, TokenUnit};
 use crate::domain::{BillingMonth, Direction, usage_component};
 
+#[cfg(test)]
+mod tests;
+
 /// What a price of zero is led up to with where a future price is still unset: a Waldur of the first generation takes such a
 /// zero without a word and goes on charging the old price.
 const NUDGE: Decimal = Decimal::from_parts(1, 0, 0, false, 10);
