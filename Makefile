@@ -14,6 +14,10 @@ REAL_ARGS ?= --test-threads=1
 BENCH_ARGS ?=
 # Which faults `make sabotage` plants: all where it is empty.
 FAULTS ?=
+# Which files `make mutants` changes: by default what decides about money and deletion.
+PLAN = agent/src/plan
+FILES ?= $(PLAN)/removal.rs $(PLAN)/offering.rs $(PLAN)/access.rs $(PLAN)/mod.rs $(PLAN)/usage/amounts.rs $(PLAN)/usage/filing.rs \
+	$(PLAN)/usage/upstreams.rs $(PLAN)/usage/ledger.rs $(PLAN)/usage/calls.rs agent/src/domain/limits.rs agent/src/domain/month.rs
 # How long `make fuzz` runs each of its targets.
 SECONDS ?= 60
 # soak: for how long, or which world again
@@ -52,6 +56,13 @@ test-real: ## the same agent against a real LiteLLM, Kubernetes API and Open Web
 .PHONY: sabotage
 sabotage: ## plant faults into a copy of the agent, one at a time, and see that the suites find them (FAULTS="name name"; about an hour)
 	$(CARGO) run -q -p llm-access-tests --bin sabotage -- $(FAULTS)
+
+.PHONY: mutants
+mutants: ## change FILES="file file" in one small way at a time and see that the agent's unit tests fail (needs cargo-mutants; docs/testing.md)
+	@if ! $(CARGO) mutants --version >/dev/null 2>&1; then \
+		echo "cargo-mutants is not installed: cargo install --locked cargo-mutants" >&2; exit 2; \
+	fi
+	$(CARGO) mutants -p llm-access-agent $(foreach file,$(FILES),-f $(file)) -C=--lib --gitignore true --timeout 60 -o '$(TARGET)' -- --lib
 
 .PHONY: fuzz
 fuzz: ## feed the decoders with what a fuzzer makes up, SECONDS=60 each (needs a C++ compiler)

@@ -111,7 +111,7 @@ mod tests {
     fn a_month_is_cut_in_utc_to_the_instant() {
         let november = BillingMonth::of(at("2026-11-30T23:59:59.999Z"));
         assert_eq!(november.to_string(), "2026-11");
-        assert_eq!(november.last_day().to_string(), "2026-11-30");
+        assert_eq!((november.first_day().to_string(), november.last_day().to_string()), ("2026-11-01".into(), "2026-11-30".into()));
         assert_eq!(BillingMonth::of(at("2026-12-01T00:00:00Z")), november.next());
         assert_eq!(november.next().start(), at("2026-12-01T00:00:00Z"));
         assert_eq!(BillingMonth::of(at("2028-02-29T22:00:00Z")).last_day().day(), 29);

@@ -204,6 +204,116 @@ fn refused_calls_without_a_model_are_harmless() {
     }
     let totals = Totals::of(std::slice::from_ref(&rows));
     assert_eq!(read(&[rows]).prove(None, Some(&totals), day(TODAY)).withheld, []);
+    // Nor is a model that was only refused one that somebody used.
+    let refused = Counts { failed_requests: 2, api_requests: 2, ..Counts::default() };
+    let rows = [page(CLOSED, &[(Some("a"), "h-k", "m", counts(10, 1, "1")), (Some("a"), "h-k", "n", refused)])];
+    let proven = proven(&rows);
+    assert_eq!(month_of(&proven, "a").models.keys().collect::<Vec<_>>(), ["m"]);
+    assert_eq!(proven.models_of(&kinds(&["a"])), kinds(&["m"]));
+    assert_eq!(proven.models_of(&kinds(&["b"])), kinds(&[]));
+}
+
+/// What a gateway says of a day whose figures have nothing to do with each other: the cost of each key of the model `m`,
+/// of the model, of team `a`, and of all.
+fn claims(keys: &[(Option<&str>, &str, &str)], model: Option<&str>, team: Option<&str>, all: &str) -> DayPage {
+    let cost = |spend: &str| Counts { spend: dec(spend), ..Counts::default() };
+    let of_key = |(team, hash, spend): &(Option<&str>, &str, &str)| KeyUsage {
+        hash: (*hash).into(),
+        alias: None,
+        team_id: team.map(str::to_owned),
+        counts: cost(spend),
+    };
+    let of_model = |spend| ModelUsage { model_group: "m".into(), totals: cost(spend), keys: keys.iter().map(of_key).collect() };
+    let of_team = |spend| TeamUsage { team_id: "a".into(), totals: cost(spend), keys: Default::default() };
+    DayPage {
+        date: day(CLOSED),
+        totals: cost(all),
+        models: model.map(of_model).into_iter().collect(),
+        teams: team.map(of_team).into_iter().collect(),
+    }
+}
+
+#[test]
+fn sums_of_the_gateway_that_contradict_each_other_bill_nobody() {
+    let of_a = |spend: &'static str| [(Some("a"), "h-k", spend)];
+    for (said, page) in [
+        ("the models add up to 0 + 0 tokens, 1 spend and the day to 0 + 0 tokens, 2 spend", claims(&of_a("1"), Some("1"), Some("1"), "2")),
+        ("the models add up to 0 + 0 tokens, 2 spend and the day to 0 + 0 tokens, 1 spend", claims(&of_a("2"), Some("2"), Some("2"), "1")),
+        ("its models add up to 0 + 0 tokens, 2 spend and the team to 0 + 0 tokens, 1 spend", claims(&of_a("2"), Some("2"), Some("1"), "2")),
+        ("the keys of a row do not add up to the row", claims(&of_a("2"), Some("1"), Some("2"), "1")),
+    ] {
+        let proven = read(&[page]).prove(None, None, day(TODAY));
+        let why: Vec<&str> = proven.withheld.iter().map(|held| held.why.as_str()).collect();
+        assert_eq!(why, [said]);
+        let used = month_of(&proven, "a");
+        assert!(used.models.is_empty() && used.partial, "{said}");
+        // Another month of the team has nothing to do with it.
+        for (first, last) in [("2026-10-01", "2026-10-31"), ("2026-12-01", "2026-12-31")] {
+            assert!(!proven.team("a", day(first), day(last)).partial, "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_sum_that_is_too_large_is_seen_wherever_it_is() {
+    let (most, less) = ("79228162514264337593543950335", "-79228162514264337593543950335");
+    let one = claims(&[(Some("a"), "h-k", most)], Some(most), Some(most), most);
+    let none = claims(&[], None, None, "0");
+    // Each adds one sum up to more than there are numbers, while all that is left agrees.
+    let twice = |page: DayPage| vec![page.clone(), page];
+    for (what, pages) in [
+        ("the keys of a row", vec![claims(&[(Some("a"), "h-k", most), (None, "h-l", most)], Some(most), None, most)]),
+        ("a key on two pages", twice(claims(&[(Some("a"), "h-k", most), (None, "h-l", less)], Some("0"), None, "0"))),
+        ("a model", vec![one.clone(), claims(&[(None, "h-l", most)], Some(most), None, "0")]),
+        ("a team", vec![one.clone(), claims(&[], None, Some(most), "0")]),
+        ("a day", vec![one.clone(), claims(&[], None, None, most)]),
+    ] {
+        let proven = read(&pages).prove(None, None, day(TODAY));
+        assert!(proven.withheld.iter().any(|held| held.why.contains("too large")), "{what}: {:?}", proven.withheld);
+        assert!(month_of(&proven, "a").models.is_empty() && month_of(&proven, "a").partial, "{what}");
+    }
+    // The same of the totals that are read before and after the pages.
+    let fine = Totals::of(std::slice::from_ref(&one));
+    let of_model = Totals::of(&[one.clone(), claims(&[], Some(most), None, "0")]);
+    let of_team = Totals::of(&[one.clone(), claims(&[], None, Some(most), "0")]);
+    for (before, after, held) in
+        [(&fine, &fine, false), (&of_model, &fine, true), (&of_team, &fine, true), (&fine, &of_model, true), (&fine, &of_team, true)]
+    {
+        let proven = read(&[one.clone(), none.clone()]).prove(Some(before), Some(after), day(TODAY));
+        assert_eq!(proven.withheld.iter().any(|held| held.why.contains("too large")), held, "{:?}", proven.withheld);
+        assert_eq!(month_of(&proven, "a").models.is_empty(), held);
+    }
+}
+
+#[test]
+fn a_gateway_that_adds_up_no_teams_is_believed_by_its_models() {
+    let rows: [Raw; 2] = [(Some("a"), "h-a", "m", counts(10, 1, "1")), (Some("b"), "h-b", "m", counts(20, 2, "2"))];
+    let with_teams = page(CLOSED, &rows);
+    let without = DayPage { teams: Vec::new(), ..with_teams.clone() };
+    for (pages, totals) in [(&with_teams, &without), (&without, &with_teams), (&without, &without)] {
+        let proven = read(std::slice::from_ref(pages)).prove(None, Some(&Totals::of(std::slice::from_ref(totals))), day(TODAY));
+        assert_eq!(proven.withheld, []);
+        assert_eq!((month_of(&proven, "a").models["m"].input_tokens, month_of(&proven, "b").models["m"].spend), (dec("10"), dec("2")));
+    }
+}
+
+#[test]
+fn today_may_be_off_by_the_noise_of_binary_additions_and_by_nothing_else() {
+    let prove = |read_as: Counts, after: Counts| {
+        let pages = |counts: Counts| [page(TODAY, &[(Some("a"), "h-k", "m", counts)])];
+        let zero = Totals::default();
+        month_of(&read(&pages(read_as)).prove(Some(&zero), Some(&Totals::of(&pages(after))), day(TODAY)), "a").partial
+    };
+    let told = counts(10, 1, "1");
+    assert!(!prove(counts(10, 1, "1.0000000000000004"), told) && !prove(counts(10, 1, "0.9999999999999996"), told));
+    assert!(prove(counts(10, 1, "1.5"), told), "no token more, but dearer");
+    assert!(prove(counts(11, 1, "1"), told) && prove(counts(10, 2, "1"), told), "no dearer, but a token more");
+    // The same of a correction that makes a cost fall below nothing.
+    for (spend, partial) in [("-0.000000001", false), ("-0.0000000011", true)] {
+        let pages = [page(CLOSED, &[(Some("a"), "h-k", "m", counts(10, 1, spend))])];
+        let proven = read(&pages).prove(None, Some(&Totals::of(&pages)), day(TODAY));
+        assert_eq!(month_of(&proven, "a").partial, partial, "{spend}");
+    }
 }
 
 /// A logged call that began just before the end of a day.
@@ -312,6 +422,73 @@ fn a_log_that_cannot_be_read_or_has_more_tokens_than_the_ledger_proves_nothing()
     }
 }
 
+#[test]
+fn of_failed_calls_their_tokens_in_both_directions_and_their_cost_are_taken_out_once() {
+    let row = Counts { failed_requests: 1, api_requests: 2, ..counts(120, 30, "0.5") };
+    let answered = Counts { failed_requests: 0, api_requests: 2, ..counts(7, 1, "0.1") };
+    let mut proven = proven(&[
+        page(CLOSED, &[(Some("a"), "h-k", "m", row), (Some("a"), "h-l", "m", answered)]),
+        page("2026-11-28", &[(Some("a"), "h-k", "m", answered)]),
+    ]);
+    let ours = kinds(&["a"]);
+    assert_eq!(proven.days_with_failed(&ours), BTreeMap::from([(("a".to_owned(), day(CLOSED)), row)]), "no other day is asked for");
+    let failed = LoggedCall { completion_tokens: 10, spend: dec("0.2"), ..call("a", "h-k", "m", CLOSED, 20, true) };
+    proven.without_failed(&logged(&[failed]), day(TODAY));
+    let used = &month_of(&proven, "a").models["m"];
+    let both_days = ModelTotals { input_tokens: dec("114"), output_tokens: dec("22"), spend: dec("0.5"), requests: 3 };
+    assert_eq!(*used, both_days);
+    assert!(proven.days_with_failed(&ours).is_empty(), "they are out");
+}
+
+#[test]
+fn use_of_any_kind_asks_for_the_log_and_none_does_not() {
+    let failed = |prompt, completion, spend| Counts { failed_requests: 1, ..counts(prompt, completion, spend) };
+    for (what, asks) in [(failed(1, 0, "0"), true), (failed(0, 1, "0"), true), (failed(0, 0, "0.1"), true), (failed(0, 0, "0"), false)] {
+        let proven = proven(&[page(CLOSED, &[(Some("a"), "h-k", "m", what)])]);
+        assert_eq!(!proven.days_with_failed(&kinds(&["a"])).is_empty(), asks, "{what:?}");
+        assert_eq!(!proven.days_with(&kinds(&["a"]), &kinds(&["m"])).is_empty(), asks, "{what:?}");
+    }
+}
+
+#[test]
+fn a_day_of_the_log_is_read_once_more_until_it_has_what_the_ledger_has() {
+    let mut day = LoggedDay::default();
+    let ledger = Counts { failed_requests: 1, api_requests: 2, cache_read_input_tokens: 64, ..counts(120, 30, "0.5") };
+    let failed = LoggedCall { completion_tokens: 10, spend: dec("0.2"), ..call("a", "h-k", "m", CLOSED, 20, true) };
+    let answered = LoggedCall { completion_tokens: 20, spend: dec("0.3"), ..call("a", "h-k", "m", CLOSED, 100, false) };
+    assert!(!day.has_failed(&ledger) && !day.has_all(&ledger));
+    day.take(&failed);
+    assert!(day.has_failed(&ledger) && !day.has_all(&ledger));
+    day.take(&answered);
+    assert!(day.has_failed(&ledger) && day.has_all(&ledger), "which of its tokens came from a cache a log does not say");
+    for other in [counts(120, 30, "0.5"), Counts { completion_tokens: 31, ..ledger }, Counts { spend: dec("0.51"), ..ledger }] {
+        assert!(!day.has_all(&other), "{other:?}");
+    }
+    day.take(&failed);
+    assert!(!day.has_failed(&ledger), "one too many is no proof");
+    // What was not read has nothing, not even as much as a day without calls.
+    let unread = LoggedDay::unread("500".into());
+    assert!(!unread.has_failed(&Counts::default()) && !unread.has_all(&Counts::default()));
+    assert!(LoggedDay::default().has_failed(&Counts::default()) && LoggedDay::default().has_all(&Counts::default()));
+}
+
+#[test]
+fn calls_too_large_to_be_added_up_prove_nothing() {
+    let most = |key: &str, spend: &str, failed: bool| LoggedCall { spend: dec(spend), ..call("a", key, "m", CLOSED, 0, failed) };
+    let (much, less) = ("79228162514264337593543950335", "-79228162514264337593543950335");
+    // The whole day, one key, and the failed calls of one key.
+    for calls in [
+        vec![most("h-k", much, false), most("h-l", much, false)],
+        vec![most("h-k", much, false), most("h-l", less, false), most("h-k", much, false)],
+        vec![most("h-k", much, true), most("h-k", less, false), most("h-k", much, true)],
+    ] {
+        let mut day = LoggedDay::default();
+        calls.iter().for_each(|call| day.take(call));
+        let failed = u64::try_from(calls.iter().filter(|call| call.failed).count()).unwrap();
+        assert!(!day.has_failed(&Counts { failed_requests: failed, ..Counts::default() }), "{calls:?}");
+    }
+}
+
 /// What a model is billed for itself.
 fn own(used: &TeamUse, model: &str) -> Decimal {
     let untold = used.untold.get(model).map(|sum| sum.input_tokens).unwrap_or_default();
@@ -322,7 +499,13 @@ fn own(used: &TeamUse, model: &str) -> Decimal {
 fn models_of_one_upstream_are_told_apart_by_their_calls_or_only_billed_together() {
     let ours = kinds(&["a"]);
     let both = kinds(&["pub-a", "pub-b"]);
-    let counted = |prompt: u64, answered: u64| Counts { successful_requests: answered, api_requests: answered, ..counts(prompt, 0, "0") };
+    // What came from a cache only the ledger knows.
+    let counted = |prompt: u64, answered: u64| Counts {
+        successful_requests: answered,
+        api_requests: answered,
+        cache_read_input_tokens: 5,
+        ..counts(prompt, 0, "0")
+    };
     let rows: Vec<Raw> = vec![
         (Some("a"), "h-k", "pub-a", counted(300, 2)),
         (Some("a"), "h-l", "pub-b", counted(7, 1)),
