@@ -626,3 +626,86 @@ fn of_a_resource_that_waldur_shows_as_ended_only_what_is_ours_is_removed() {
     }
     assert_eq!(lines(&plan_orphan(OWNER, &without_team(""))), secrets);
 }
+
+#[test]
+fn an_operator_reads_of_every_cap_what_it_becomes() {
+    let site = Site::new();
+    let rules = site.rules(true, true, true);
+    let limits = |budget: u32, tpm: Option<u64>| TeamLimits { max_budget: Some(budget.into()), tpm_limit: tpm, rpm_limit: None };
+    let wanted = |limits: &TeamLimits, blocked: bool| access(limits, &BTreeSet::from(["kestrel-8b".to_owned()]), blocked);
+    let mut peers = Peers { seen: without_team(""), minted: 0, foreign_writes: Vec::new() };
+    // What is said of the team until nothing is left to do.
+    let tell = |peers: &mut Peers, wanted: &Access| {
+        let mut said = Vec::new();
+        for _ in 0..4 {
+            let plan = plan_access(&rules, wanted, &peers.seen).unwrap();
+            said.extend(lines(&plan).into_iter().filter(|line| line.contains(" team ")));
+            plan.iter().for_each(|action| peers.apply(action));
+        }
+        said
+    };
+    let id = team_id(RESOURCE);
+    let caps = "models kestrel-8b; max_budget 50; tpm_limit 1000; rpm_limit none; blocked false";
+    assert_eq!(tell(&mut peers, &wanted(&limits(50, Some(1000)), false)), [format!("create team {id} ({caps})")]);
+    let caps = "max_budget → 80; tpm_limit → none; blocked → true";
+    assert_eq!(tell(&mut peers, &wanted(&limits(80, None), true)), [format!("update team {id}: {caps}")]);
+    let team = peers.seen.team.as_mut().unwrap();
+    team.metadata.remove("owner");
+    team.models.clear();
+    let restored = "models → kestrel-8b; metadata (ours restored, foreign entries kept)";
+    assert_eq!(tell(&mut peers, &wanted(&limits(80, None), true)), [format!("update team {id}: {restored}")]);
+}
+
+#[test]
+fn an_obstacle_says_what_is_in_the_way_and_whether_another_try_can_help() {
+    let resource = RESOURCE;
+    let name = RESOURCE.simple();
+    for (obstacle, condition, is_final, said) in [
+        (
+            Obstacle::ForeignBackend { resource, backend_id: "x".into() },
+            "foreign-backend-id",
+            false,
+            format!("resource {name} has the backend_id \"x\", which another agent gave it; it is left alone"),
+        ),
+        (
+            Obstacle::ForeignTeam { resource, owner: None },
+            "foreign-team",
+            false,
+            format!("team {name} exists and is not managed by this agent; `llm-access-agent adopt {name}` takes it over"),
+        ),
+        (
+            Obstacle::ForeignTeam { resource, owner: Some("daedalus".into()) },
+            "foreign-team",
+            false,
+            format!("team {name} belongs to the agent of \"daedalus\"; it is left alone"),
+        ),
+        (
+            Obstacle::ForeignSecret { name: "chat".into() },
+            "foreign-secret",
+            false,
+            "a Secret chat exists and is not managed by this agent; move it away or give it our labels".into(),
+        ),
+        (Obstacle::TakenSecret("taken".into()), "taken-secret", false, "taken".into()),
+        (Obstacle::Limits("a rate of 0".into()), "limits-not-servable", true, "the limits cannot be served: a rate of 0".into()),
+        (Obstacle::NoModels, "no-models", true, "nothing says which models are meant: set the option `models` of the resource".into()),
+    ] {
+        assert_eq!((obstacle.condition(), obstacle.is_final(), obstacle.to_string()), (condition, is_final, said));
+    }
+}
+
+#[test]
+fn a_team_without_a_mark_is_ours_only_where_waldur_names_it() {
+    let team = |metadata: Map<String, Value>| Some(Team { team_id: team_id(RESOURCE), metadata, ..Team::default() });
+    let whose = |backend_id: &str, team: Option<Team>| Observed { team, ..without_team(backend_id) }.ownership(OWNER);
+    let id = team_id(RESOURCE);
+    assert_eq!(whose(&id, None), Ownership::Absent);
+    assert_eq!(whose("", team(mark(OWNER).entries())), Ownership::Ours);
+    assert_eq!(whose(&id, team(Map::new())), Ownership::Ours);
+    assert_eq!(whose("", team(Map::new())), Ownership::Foreign(None));
+    assert_eq!(whose(&id, team(mark("daedalus").entries())), Ownership::Foreign(Some("daedalus".into())));
+    // The id in Waldur's way of writing it, or nothing, is no other agent's; any other text is.
+    for (backend_id, foreign) in [("", false), (" ", false), (id.as_str(), false), (&RESOURCE.to_string(), false), ("team-7", true)] {
+        assert_eq!(foreign_backend(&without_team(backend_id).resource).is_some(), foreign, "{backend_id:?}");
+    }
+    assert!(foreign_backend(&without_team(&team_id(OFFERING)).resource).is_some());
+}
