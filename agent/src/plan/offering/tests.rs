@@ -385,3 +385,242 @@ fn every_component_is_somewhere_in_its_life() {
     note(&mut offering, "heron-70b:input", |note| note.refused = Some(at(NOW)));
     assert_eq!(stages(&per_model, &gone, &offering), [Current, Retired, Unused, Foreign]);
 }
+
+/// The details of every component that would be made, by type.
+fn made(plan: &OfferingPlan) -> BTreeMap<&str, &ComponentChange> {
+    let made = plan.actions.iter().filter_map(|action| match action {
+        OfferingAction::CreateComponent(new) => Some((new.kind.as_str(), &new.details)),
+        _ => None,
+    });
+    made.collect()
+}
+
+/// Name, description and unit.
+fn shown(details: &ComponentChange) -> [&str; 3] {
+    [&details.name, &details.description, &details.measured_unit].map(|text| text.as_deref().unwrap())
+}
+
+fn empty() -> Offering {
+    let json = json!({"uuid": OFFERING.to_string(), "name": "LLM access"});
+    serde_json::from_value(json).unwrap()
+}
+
+const CATALOGUE: &str = "inference_models:
+  - {name: k, served_name: kestrel-8b, litellm_model_info: {input_cost_per_token: 2.0e-07, output_cost_per_token: 4.0e-07}}
+  - {name: n, served_name: new-1b}
+  - {name: f, served_name: free-1b, litellm_model_info: {input_cost_per_token: 0, output_cost_per_token: 0}}
+  - {name: e, served_name: embed, runtime: tei, litellm_model_info: {input_cost_per_token: 2.0e-08}}
+";
+
+#[test]
+fn a_customer_reads_the_price_of_every_component_where_it_is_chosen() {
+    let view = View::of(crate::catalogue::parse(CATALOGUE, "catalogue.yml").unwrap());
+    let per_model = settings("    always_include: [embed]\n    components: [per_model, aggregate]\n");
+    let plan = plan_offering(&shop(&per_model, &view, NOW), &empty()).unwrap();
+    let made_here = made(&plan);
+    for (kind, expected) in [
+        ("kestrel-8b:input", ["kestrel-8b input: 0.0002 EUR per 1k tokens", "0.0002 EUR per 1k tokens.", "1k tokens"]),
+        ("kestrel-8b:output", ["kestrel-8b output: 0.0004 EUR per 1k tokens", "0.0004 EUR per 1k tokens.", "1k tokens"]),
+        ("new-1b:input", ["new-1b input: not priced yet", "Not priced yet.", "1k tokens"]),
+        ("free-1b:output", ["free-1b output: 0 EUR per 1k tokens", "0 EUR per 1k tokens.", "1k tokens"]),
+        ("embed:input", ["embed input: 0.00002 EUR per 1k tokens", "0.00002 EUR per 1k tokens.", "1k tokens"]),
+        ("input_tokens", ["Input tokens, all models", "Counted to inform; charged per model.", "1k tokens"]),
+        ("spend", ["Spend", "Counted to inform; charged per model.", "EUR"]),
+        ("max_budget", ["Budget per month", "A bound on what the project may use; it costs nothing.", "EUR"]),
+        ("tpm_limit", ["Tokens per minute", "A bound on what the project may use; it costs nothing.", "tokens/min"]),
+    ] {
+        assert_eq!(shown(made_here[kind]), expected, "{kind}");
+    }
+    assert!(!made_here.contains_key("embed:output"), "an embedder has no output");
+    let by_spend = settings("    components: [per_model, aggregate]\n    billing: spend\n");
+    let plan = plan_offering(&shop(&by_spend, &view, NOW), &empty()).unwrap();
+    let made_here = made(&plan);
+    for (kind, expected) in [
+        ("kestrel-8b:input", ["kestrel-8b input", "Counted to inform; charged as spend.", "1k tokens"]),
+        ("new-1b:input", ["new-1b input", "Counted to inform; charged as spend.", "1k tokens"]),
+        ("output_tokens", ["Output tokens, all models", "Counted to inform; charged as spend.", "1k tokens"]),
+        ("spend", ["Spend", "What the calls of all models cost.", "EUR"]),
+    ] {
+        assert_eq!(shown(made_here[kind]), expected, "{kind}");
+    }
+    for (unit, price, of) in [("1", "0.0000002 EUR per token", "tokens"), ("1M", "0.2 EUR per 1M tokens", "1M tokens")] {
+        let mut other = settings("");
+        other.token_unit = if unit == "1" { TokenUnit::One } else { TokenUnit::Million };
+        let plan = plan_offering(&shop(&other, &view, NOW), &empty()).unwrap();
+        assert_eq!(shown(made(&plan)["kestrel-8b:input"]), [&format!("kestrel-8b input: {price}"), &format!("{price}."), of]);
+    }
+}
+
+#[test]
+fn a_long_name_of_a_model_is_cut_so_that_its_price_fits() {
+    let (fits, long) = ("m".repeat(80), "m".repeat(81));
+    assert_eq!((shortened(&fits), shortened(&long)), (fits.clone(), format!("{}…", "m".repeat(79))));
+}
+
+#[test]
+fn a_price_that_waits_for_the_first_of_the_month_says_so() {
+    let settings = settings("    plans: [Standard]\n");
+    let offering = sold(&settings);
+    let dearer = CATALOGUE.replace("input_cost_per_token: 2.0e-07", "input_cost_per_token: 3.0e-07");
+    let view = View::of(crate::catalogue::parse(&dearer, "catalogue.yml").unwrap());
+    let says = |resources: Option<Decimal>, future: Option<&str>| {
+        let mut offering = offering.clone();
+        offering.plans[0].resources_count = resources;
+        offering.plans[0].future_prices.extend(future.map(|price| ("kestrel-8b:input".to_owned(), dec(price))));
+        let plan = plan_offering(&shop(&settings, &view, NOW), &offering).unwrap();
+        let change = plan.actions.iter().find_map(|action| match action {
+            OfferingAction::UpdateComponent { kind, change, .. } if kind == "kestrel-8b:input" => Some(change.clone()),
+            _ => None,
+        });
+        let change = change.unwrap();
+        (change.name.unwrap(), change.description.unwrap(), plan.findings)
+    };
+    let (name, text) = ("kestrel-8b input: 0.0003 EUR per 1k tokens", "0.0003 EUR per 1k tokens");
+    let waits = (format!("{name} from 2026-12-01"), format!("{text} from 2026-12-01; 0.0002 EUR until then."));
+    let pending = Finding::Pending { kind: "kestrel-8b:input".into(), plan: "Standard".into(), now: dec("0.0002"), then: dec("0.0003") };
+    assert_eq!(
+        says(Some(Decimal::ZERO), None),
+        (name.to_owned(), format!("{text}."), vec![]),
+        "it holds at once where nobody has the plan"
+    );
+    assert_eq!(says(Some(Decimal::ONE), None), (waits.0.clone(), waits.1.clone(), vec![]));
+    assert_eq!(says(None, None), (waits.0.clone(), waits.1.clone(), vec![]), "nobody knows whether somebody has it");
+    assert_eq!(says(Some(Decimal::ZERO), Some("0.0003")), (waits.0.clone(), waits.1.clone(), vec![pending.clone()]));
+    assert_eq!(says(Some(Decimal::ONE), Some("0.0001")), (waits.0, waits.1, vec![]), "that is not what will hold");
+    assert_eq!(pending.to_string(), "the price of kestrel-8b:input on plan Standard is 0.0002, and 0.0003 from the 1st");
+    // A price that holds already waits for nothing.
+    let mut settled = offering.clone();
+    settled.plans[0].future_prices.insert("kestrel-8b:input".into(), dec("0.0002"));
+    let both = view_of_both();
+    assert_eq!(plan_offering(&shop(&settings, &both, NOW), &settled).unwrap(), OfferingPlan::default());
+}
+
+#[test]
+fn bounds_of_a_limit_follow_the_settings_and_the_budget_of_the_catalogue() {
+    let mut settings = settings("");
+    settings.limits.max_budget = LimitRule { default: Some(dec("10")), max: Some(dec("100.5")) };
+    settings.limits.tpm_limit = LimitRule { default: None, max: Some(dec("9000")) };
+    let mut view = view_of_both();
+    let mut catalogue = (*view.catalogue).clone();
+    catalogue.max_budget = Some(dec("40"));
+    view.catalogue = std::sync::Arc::new(catalogue);
+    let plan = plan_offering(&shop(&settings, &view, NOW), &empty()).unwrap();
+    let bounds = |kind: &str| {
+        let details = made(&plan)[kind];
+        (details.limit_period.as_deref(), details.min_value, details.max_value, details.default_limit)
+    };
+    assert_eq!(bounds("max_budget"), (Some("month"), Some(0), Some(Some(100)), Some(Some(40))));
+    assert_eq!(bounds("tpm_limit"), (Some("month"), Some(0), Some(Some(9000)), None));
+    assert_eq!(bounds("kestrel-8b:input"), (None, None, None, None));
+    // What somebody changed is set right, and what the settings have no more is taken away.
+    let mut offering = empty();
+    keep(&mut offering, &shop(&settings, &view, NOW));
+    assert!(plan_offering(&shop(&settings, &view, NOW), &offering).unwrap().actions.is_empty());
+    settings.limits.tpm_limit.max = None;
+    for there in &mut offering.components {
+        match there.kind.as_str() {
+            "max_budget" => there.max_value = Some(dec("7")),
+            "kestrel-8b:input" => there.measured_unit = "tokens".into(),
+            "kestrel-8b:output" => there.description = "Free!".into(),
+            _ => {}
+        }
+    }
+    let lines: Vec<String> =
+        plan_offering(&shop(&settings, &view, NOW), &offering).unwrap().actions.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        lines,
+        [
+            "change component kestrel-8b:input: unit → \"1k tokens\"",
+            "change component kestrel-8b:output: description → \"0.0004 EUR per 1k tokens.\"",
+            "change component max_budget: most → 100",
+            "change component tpm_limit: most → none",
+        ]
+    );
+}
+
+#[test]
+fn the_order_form_offers_what_is_sold_and_keeps_the_options_of_others() {
+    let settings = settings("");
+    let form_of = |view: &View, there: Value| form(&shop(&settings, view, NOW), &there);
+    let help = "The models that the key may call. `all` stands for every model, later ones included. Prices in EUR per 1k tokens: \
+                heron-70b input 0.0002, output 0.0004; kestrel-8b input 0.0002, output 0.0004.";
+    let option = |choices: &[&str], help: &str| json!({"type": "select_string_multi", "label": "Models", "required": true, "choices": choices, "help_text": help});
+    let view = view(&["heron-70b", "kestrel-8b"]);
+    let ours = option(&["heron-70b", "kestrel-8b", "all"], help);
+    let theirs = json!({"type": "string", "label": "Cost centre"});
+    let whole = json!({"order": ["cost_centre", "models"], "options": {"cost_centre": theirs, "models": ours}, "more": 1});
+    assert_eq!(form_of(&view, json!({"order": ["cost_centre"], "options": {"cost_centre": theirs}, "more": 1})), Some(whole.clone()));
+    assert_eq!(form_of(&view, whole.clone()), None);
+    assert_eq!(form_of(&view, Value::Null), Some(json!({"order": ["models"], "options": {"models": ours}})));
+    // An option that is in no order is shown to nobody.
+    let mut hidden = whole.clone();
+    hidden["order"] = json!(["cost_centre"]);
+    assert_eq!(form_of(&view, hidden), Some(whole.clone()));
+    // What there is stays in its order; what is sold no more goes, what is new comes last, and no name is there twice.
+    let mut other = whole.clone();
+    other["options"]["models"]["choices"] = json!(["gone-1b", "kestrel-8b", "kestrel-8b"]);
+    let changed = form_of(&view, other).unwrap();
+    assert_eq!(changed["options"]["models"]["choices"], json!(["kestrel-8b", "heron-70b", "all"]));
+    assert_eq!(changed["order"], json!(["cost_centre", "models"]));
+    // The prices of what is missed are not known: what was said of them stays until it is back or gone.
+    let mut missed = self::view(&["kestrel-8b"]);
+    missed.kept_choices.insert("heron-70b".into());
+    assert_eq!(form_of(&missed, whole.clone()).unwrap()["options"]["models"]["help_text"], json!(help));
+    missed.kept_choices.clear();
+    let less = form_of(&missed, whole).unwrap();
+    assert!(!less["options"]["models"]["help_text"].as_str().unwrap().contains("heron-70b"));
+    // Nothing is sold: `all` would be an order for nothing.
+    let closed = "inference_models:\n  - {name: k, served_name: kestrel-8b, orderable: false}\n";
+    let closed = View::of(crate::catalogue::parse(closed, "catalogue.yml").unwrap());
+    assert_eq!(form_of(&closed, Value::Null).unwrap()["options"]["models"]["choices"], json!([]));
+    let news = View::of(crate::catalogue::parse(CATALOGUE, "catalogue.yml").unwrap());
+    let help = form_of(&news, Value::Null).unwrap()["options"]["models"]["help_text"].as_str().unwrap().to_owned();
+    assert!(help.ends_with("new-1b not priced yet; free-1b input 0, output 0."), "{help}");
+}
+
+#[test]
+fn an_operator_reads_what_would_be_done_to_an_offering() {
+    let settings = settings("");
+    let mut offering = sold(&settings);
+    let says = |offering: &Offering, view: &View, now: &str| {
+        let plan = plan_offering(&shop(&settings, view, now), offering).unwrap();
+        let said: Vec<String> = plan.actions.iter().map(ToString::to_string).chain(plan.findings.iter().map(ToString::to_string)).collect();
+        (said, plan.actions.iter().map(OfferingAction::name).collect::<Vec<_>>())
+    };
+    let gone = without_heron();
+    let (said, names) = says(&offering, &gone, NOW);
+    let expected = [
+        "note which components are ours (7); gone: heron-70b",
+        "set the choices of `models` on resources: kestrel-8b, all",
+        "set the choices of `models` on the order form: kestrel-8b, all",
+    ];
+    assert_eq!(
+        (said.as_slice(), names.as_slice()),
+        (expected.map(str::to_owned).as_slice(), ["note-on-offering", "set-resource-options", "set-options"].as_slice())
+    );
+    keep(&mut offering, &shop(&settings, &gone, NOW));
+    note(&mut offering, "heron-70b:input", |note| {
+        note.refused = Some(at("2026-12-04T00:00:00Z"));
+        note.reason = "it has usage".into();
+    });
+    let (said, names) = says(&offering, &gone, "2026-12-04T00:00:00Z");
+    let expected = [
+        "change component heron-70b:input: name → \"[retired] heron-70b input\"",
+        "set prices of plan Standard: heron-70b:input 0.0002 → 0",
+        "set prices of plan Research: heron-70b:input 0.0002 → 0",
+        "remove component heron-70b:output and its usage history in Waldur",
+        "component heron-70b:input is retired, and its removal is tried again daily: it has usage",
+    ];
+    assert_eq!(said, expected.map(str::to_owned));
+    assert_eq!(names, ["update-component", "set-prices", "set-prices", "remove-component"]);
+    let new = view(&["kestrel-8b", "heron-70b", "new-1b"]);
+    let (said, names) = says(&offering, &new, NOW);
+    assert!(said.contains(&"create component new-1b:input (new-1b input: 0.0002 EUR per 1k tokens)".to_owned()), "{said:?}");
+    assert!(said.contains(&"note which components are ours (9)".to_owned()) && names.contains(&"create-component"), "{said:?}");
+    let foreign = Finding::NotOurs { kind: "spend".into(), billing: BillingType::Fixed };
+    assert!(foreign.to_string().starts_with("component spend is charged as fixed, so somebody else made it; it is left alone."));
+    assert!(Finding::NoSuchPlan("Nowhere".into()).to_string().starts_with("there is no plan \"Nowhere\""));
+    use Stage::{Current, Foreign, Gone, Held, Retired, Unused};
+    let stages = [Current, Held, Gone, Retired, Unused, Foreign].map(Stage::as_str);
+    assert_eq!(stages, ["sold", "held", "gone", "retired", "unused", "not ours"]);
+}
