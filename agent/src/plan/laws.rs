@@ -13,10 +13,10 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value, json};
 use url::Url;
 use uuid::Uuid;
-use waldur_client::{ApiKey, Resource, ResourceState};
+use waldur_client::{ApiKey, Order, OrderKind, Resource, ResourceState};
 
 use super::*;
-use crate::config::{self, OfferingConfig};
+use crate::config::{self, ApiKeyDelivery, OfferingConfig, OnDownscale};
 use crate::domain::{KeyAlias, team_id};
 use crate::secrets::{SecretState, Stored};
 
@@ -708,4 +708,56 @@ fn a_team_without_a_mark_is_ours_only_where_waldur_names_it() {
         assert_eq!(foreign_backend(&without_team(backend_id).resource).is_some(), foreign, "{backend_id:?}");
     }
     assert!(foreign_backend(&without_team(&team_id(OFFERING)).resource).is_some());
+}
+
+#[test]
+fn a_project_may_spend_what_was_ordered_and_less_while_it_is_paused_or_scaled_down() {
+    fn decimals(pairs: &[(&str, u32)]) -> waldur_client::Limits {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), Decimal::from(*value))).collect()
+    }
+    let caps = |budget: u32, tpm_limit, rpm_limit| TeamLimits { max_budget: Some(budget.into()), tpm_limit, rpm_limit };
+    let resource = Resource { limits: decimals(&[("max_budget", 50), ("tpm_limit", 1000)]), ..without_team("").resource };
+    let mut site = Site::new();
+    let wants = |site: &Site, resource: &Resource, order: Option<&Order>| {
+        let wanted = wanted_access(&site.rules(true, true, true), resource, order, &[]).unwrap();
+        (wanted.limits, wanted.blocked)
+    };
+    assert_eq!(wants(&site, &resource, None), (caps(50, Some(1000), None), false));
+    for (kind, limits, expected) in [
+        (OrderKind::Update, vec![("max_budget", 80)], caps(80, None, None)),
+        (OrderKind::Update, vec![], caps(50, Some(1000), None)),
+        // The end of a resource raises nothing.
+        (OrderKind::Terminate, vec![("max_budget", 80)], caps(50, Some(1000), None)),
+    ] {
+        let order = Order { kind, limits: decimals(&limits), ..Order::default() };
+        assert_eq!(wants(&site, &resource, Some(&order)), (expected, false), "{order:?}");
+    }
+    let with = |limits: &[(&str, u32)]| Resource { limits: decimals(limits), ..resource.clone() };
+    assert_eq!(wants(&site, &with(&[("max_budget", 0)]), None), (caps(0, None, None), true), "the gateway lets the first call through");
+    let refused = wanted_access(&site.rules(true, true, true), &with(&[("tpm_limit", 0), ("rpm_limit", 0)]), None, &[]);
+    let Err(Obstacle::Limits(said)) = refused else { panic!("{refused:?}") };
+    assert!(said.starts_with("tpm_limit is 0 ") && said.contains("; rpm_limit is 0 "), "{said}");
+    // Paused, scaled down, or both; with what a scaled-down resource may use.
+    let reduced = TeamLimits { max_budget: Some(10.into()), tpm_limit: Some(5000), rpm_limit: Some(5) };
+    let nothing = TeamLimits { max_budget: Some(0.into()), ..TeamLimits::default() };
+    let full = caps(50, Some(1000), None);
+    for (what, paused, downscaled, expected) in [
+        (OnDownscale::Block, false, false, (full.clone(), false)),
+        (OnDownscale::Block, true, false, (full.clone(), true)),
+        (OnDownscale::Block, false, true, (full.clone(), true)),
+        (OnDownscale::Block, true, true, (full.clone(), true)),
+        (OnDownscale::Reduce(reduced.clone()), false, false, (full.clone(), false)),
+        (OnDownscale::Reduce(reduced.clone()), false, true, (caps(10, Some(1000), Some(5)), false)),
+        (OnDownscale::Reduce(reduced), true, true, (caps(10, Some(1000), Some(5)), true)),
+        (OnDownscale::Reduce(nothing), false, true, (caps(0, Some(1000), None), true)),
+    ] {
+        site.offering.on_downscale = what;
+        let resource = Resource { paused, downscaled, ..resource.clone() };
+        assert_eq!(wants(&site, &resource, None), expected, "{:?} {paused} {downscaled}", site.offering.on_downscale);
+    }
+    for delivery in [ApiKeyDelivery::Report, ApiKeyDelivery::Hide] {
+        let shown = delivery == ApiKeyDelivery::Report;
+        site.offering.delivery.api_key_on_old_servers = delivery;
+        assert_eq!(wanted_access(&site.rules(true, true, true), &resource, None, &[]).unwrap().key_in_report, shown);
+    }
 }
