@@ -167,6 +167,11 @@ impl<'a> Chosen<'a> {
         self.secret.map(|s| KeyAlias { resource, slot: self.slot, number: s.connection.number })
     }
 
+    /// Whether another key is to take the place of the one in the Secret.
+    fn is_replaced(&self) -> bool {
+        self.secret.is_some_and(|secret| matches!(secret.connection.rotation, Rotation::Wanted { .. }))
+    }
+
     /// What a Secret says about its old key once it holds a new one.
     fn after_replacement(&self) -> Rotation {
         match (self.secret.map(|secret| &secret.connection.rotation), self.key) {
@@ -282,8 +287,7 @@ fn plan_keys(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Chose
     actions.extend(in_the_way.into_iter().map(delete));
     for chosen in slots {
         let metadata = key_metadata(wanted, chosen.slot);
-        let replaced = chosen.secret.is_some_and(|secret| matches!(secret.connection.rotation, Rotation::Wanted { .. }));
-        let Some(secret) = chosen.secret.filter(|_| rules.custom_keys || (chosen.key.is_some() && !replaced)) else {
+        let Some(secret) = chosen.secret.filter(|_| rules.custom_keys || (chosen.key.is_some() && !chosen.is_replaced())) else {
             // A key that the gateway makes is read back, verified and marked ready by the next plan. A number that no
             // peer has seen yet is used after all.
             let mut draft = draft(rules, wanted, seen, chosen.slot, models);
@@ -315,7 +319,8 @@ fn plan_keys(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Chose
 fn plan_waldur(rules: &Rules<'_>, wanted: &Access, seen: &Observed, slots: &[Chosen<'_>], models: &Models, actions: &mut Vec<Action>) {
     let resource = wanted.mark.resource;
     let alias_of = |slot: Slot| slots.iter().find(|c| c.slot == slot).and_then(|c| c.alias(resource));
-    let project = slots.iter().find(|c| c.slot == Slot::Project && (rules.custom_keys || c.key.is_some()));
+    // A key that this very plan replaces is not shown any more: it may be one that others have seen.
+    let project = slots.iter().find(|c| c.slot == Slot::Project && (rules.custom_keys || (c.key.is_some() && !c.is_replaced())));
     if let (Some(known), Some(alias), Some(secret)) = (&seen.api_keys, alias_of(Slot::Project), project.and_then(|c| c.secret)) {
         let id = alias.to_string();
         if !known.iter().any(|key| key.client_id == id) {
@@ -400,8 +405,7 @@ fn plan_secrets(rules: &Rules<'_>, wanted: &Access, slots: &[Chosen<'_>], models
             };
             // Which order touched a Secret last is worth noting, not worth a write of its own.
             let same = Connection { order: secret.connection.order, ..connection.clone() } == secret.connection;
-            let replaced = matches!(secret.connection.rotation, Rotation::Wanted { .. });
-            let minted = (chosen.key.is_none() || replaced) && !rules.custom_keys;
+            let minted = (chosen.key.is_none() || chosen.is_replaced()) && !rules.custom_keys;
             if !minted && (!same || !secret.complete) {
                 actions.push(Action::UpdateSecret { base: Box::new(secret.clone()), connection: Box::new(connection) });
             }

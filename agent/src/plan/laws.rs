@@ -207,7 +207,10 @@ impl Peers {
                     ..Key::default()
                 };
             }
-            Action::ReportApiKey { alias, .. } => {
+            Action::ReportApiKey { alias, key } => {
+                let stored = self.seen.secrets.iter().flat_map(|l| &l.stored).find(|s| s.connection.alias == alias.to_string());
+                assert_eq!(stored.map(|s| s.connection.key.expose_secret()), Some(key.expose_secret()), "another key is shown as {alias}");
+                assert!(self.seen.keys.iter().any(|live| live.hash == key_hash(key)), "{alias} is shown before it lives");
                 let known = self.seen.api_keys.as_mut().expect("a server with keys");
                 assert!(known.iter().all(|key| key.client_id != alias.to_string()), "{alias} is told twice");
                 known.push(ApiKey { client_id: alias.to_string(), resource: Some(RESOURCE), ..ApiKey::default() });
@@ -577,7 +580,7 @@ fn without_team(backend_id: &str) -> Observed {
         rotation: Rotation::None,
     };
     let stored = vec![Stored::imagined(Peers::connection(&draft, secret(1)), true, None)];
-    let secrets = Some(Listed { stored, broken: Vec::new() });
+    let secrets = Some(Listed { stored, broken: vec![Broken::imagined("project-0", RESOURCE, Slot::Project, 3)] });
     Observed { resource, team: None, keys: Vec::new(), retired_aliases: Vec::new(), secrets, api_keys: None, mark_repairs: 0 }
 }
 
@@ -585,9 +588,9 @@ fn without_team(backend_id: &str) -> Observed {
 fn what_a_team_used_that_somebody_removed_by_hand_is_billed_before_its_resource_ends() {
     let (now, drain) = (now(), Duration::from_secs(180));
     let sold = plan_removal(OWNER, &without_team(&team_id(RESOURCE)), now, drain).unwrap();
-    assert!(matches!(&sold, Removal::Bill { since, then } if *since == now && then.len() == 1), "{sold:?}");
+    assert!(matches!(&sold, Removal::Bill { since, then } if *since == now && then.len() == 2), "{sold:?}");
     let never_sold = plan_removal(OWNER, &without_team(""), now, drain).unwrap();
-    assert!(matches!(&never_sold, Removal::Remove(actions) if actions.len() == 1), "{never_sold:?}");
+    assert!(matches!(&never_sold, Removal::Remove(actions) if actions.len() == 2), "{never_sold:?}");
     let nothing = Observed { secrets: Some(Listed::default()), ..without_team("") };
     assert!(matches!(plan_removal(OWNER, &nothing, now, drain).unwrap(), Removal::Nothing));
 }
@@ -617,7 +620,7 @@ fn of_a_resource_that_waldur_shows_as_ended_only_what_is_ours_is_removed() {
         let key = Key { hash: "h".into(), team_id: Some(team_id(RESOURCE)), ..Key::default() };
         lines(&plan_orphan(OWNER, &Observed { team: Some(team), keys: vec![key], ..without_team("") }))
     };
-    let secrets = ["delete Secret chat-0".to_owned()];
+    let secrets = ["delete Secret chat-0", "delete Secret project-0, which is of no use: it has no key"].map(str::to_owned);
     let team = ["delete key without alias (h…), which no Secret holds".to_owned(), format!("delete team {}", team_id(RESOURCE))];
     assert_eq!(orphan(mark(OWNER).entries()), [&team[..], &secrets].concat());
     let of_another = Mark { resource: Uuid::from_u128(7), ..mark(OWNER) };
@@ -633,7 +636,8 @@ fn an_operator_reads_of_every_cap_what_it_becomes() {
     let rules = site.rules(true, true, true);
     let limits = |budget: u32, tpm: Option<u64>| TeamLimits { max_budget: Some(budget.into()), tpm_limit: tpm, rpm_limit: None };
     let wanted = |limits: &TeamLimits, blocked: bool| access(limits, &BTreeSet::from(["kestrel-8b".to_owned()]), blocked);
-    let mut peers = Peers { seen: without_team(""), minted: 0, foreign_writes: Vec::new() };
+    let mut peers = Peers { seen: without_team(""), minted: 1, foreign_writes: Vec::new() };
+    peers.seen.secrets.as_mut().unwrap().broken.clear();
     // What is said of the team until nothing is left to do.
     let tell = |peers: &mut Peers, wanted: &Access| {
         let mut said = Vec::new();
@@ -760,4 +764,159 @@ fn a_project_may_spend_what_was_ordered_and_less_while_it_is_paused_or_scaled_do
         site.offering.delivery.api_key_on_old_servers = delivery;
         assert_eq!(wanted_access(&site.rules(true, true, true), &resource, None, &[]).unwrap().key_in_report, shown);
     }
+}
+
+#[test]
+fn a_secret_that_lost_its_key_gets_a_new_one_in_its_place_under_a_number_that_was_never_used() {
+    let site = Site::new();
+    let wanted = access(&TeamLimits::default(), &BTreeSet::from(["kestrel-8b".to_owned()]), false);
+    let plan = plan_access(&site.rules(true, true, true), &wanted, &without_team("")).unwrap();
+    let [Action::ReplaceSecret { broken, draft }] = plan.as_slice() else { panic!("{:?}", lines(&plan)) };
+    assert_eq!((broken.name.as_str(), draft.alias.slot, draft.alias.number), ("project-0", Slot::Project, 4));
+    // That of the other slot says nothing about this one.
+    let mut seen = without_team("");
+    let listed = seen.secrets.as_mut().unwrap();
+    listed.stored.clear();
+    let plan = plan_access(&site.rules(true, true, true), &wanted, &seen).unwrap();
+    let [Action::StoreSecret(chat), Action::ReplaceSecret { draft: project, .. }] = plan.as_slice() else { panic!("{:?}", lines(&plan)) };
+    assert_eq!((chat.alias.slot, chat.alias.number, project.alias.slot), (Slot::Chat, 1, Slot::Project));
+}
+
+/// A resource whose chat Secret holds its second key, and what is said of the first, which lives.
+fn after_a_replacement(rotation: Rotation, state: SecretState, new_lives: bool) -> Observed {
+    let mut seen = without_team(&team_id(RESOURCE));
+    let alias = |number| KeyAlias { resource: RESOURCE, slot: Slot::Chat, number }.to_string();
+    let base = seen.secrets.as_ref().unwrap().stored[0].connection.clone();
+    let connection = Connection { number: 2, alias: alias(2), rotation, state, ..base };
+    let mut metadata = mark(OWNER).entries();
+    metadata.insert("slot".into(), json!("chat"));
+    let live = |hash: String, number: u32| Key {
+        hash,
+        alias: Some(alias(number)),
+        team_id: Some(team_id(RESOURCE)),
+        metadata: metadata.clone(),
+        ..Key::default()
+    };
+    seen.keys = vec![live(format!("{:064}", 1), 1)];
+    seen.keys.extend(new_lives.then(|| live(key_hash(&connection.key), 2)));
+    seen.team = Some(Team { team_id: team_id(RESOURCE), metadata: mark(OWNER).entries(), ..Team::default() });
+    seen.secrets = Some(Listed { stored: vec![Stored::imagined(connection, true, None)], broken: Vec::new() });
+    seen
+}
+
+#[test]
+fn a_key_that_is_being_replaced_serves_on_until_the_next_works_however_long_that_takes() {
+    let site = Site::new();
+    let wanted = access(&TeamLimits::default(), &BTreeSet::from(["kestrel-8b".to_owned()]), false);
+    let old = format!("{:064}", 1);
+    let at = |seconds: i64| Some(now() + jiff::SignedDuration::from_secs(seconds));
+    for (until, state, new_lives, deleted) in [
+        (at(1), SecretState::Ready, true, false),
+        (at(0), SecretState::Ready, true, true),
+        (at(-60), SecretState::Ready, true, true),
+        // Nobody has seen the new key work, or it was lost.
+        (at(-60), SecretState::Pending, true, false),
+        (at(-60), SecretState::Ready, false, false),
+    ] {
+        let seen = after_a_replacement(Rotation::Retiring { hash: old.clone(), until }, state, new_lives);
+        let plan = plan_access(&site.rules(true, true, false), &wanted, &seen).unwrap();
+        let goes = plan.iter().any(|action| matches!(action, Action::DeleteKey { hash, .. } if *hash == old));
+        assert_eq!(goes, deleted, "{until:?} {state:?} {new_lives}: {:?}", lines(&plan));
+    }
+    // A gateway that makes the keys itself has to make one more; the first still has its time.
+    let rotation = Rotation::Retiring { hash: old, until: at(600) };
+    let seen = after_a_replacement(rotation.clone(), SecretState::Ready, false);
+    let plan = plan_access(&site.rules(false, true, false), &wanted, &seen).unwrap();
+    let minted = plan.iter().find_map(|action| match action {
+        Action::MintKey { draft, .. } => Some(&draft.rotation),
+        _ => None,
+    });
+    assert_eq!(minted, Some(&rotation), "{:?}", lines(&plan));
+    assert!(!plan.iter().any(|action| matches!(action, Action::DeleteKey { .. })), "{:?}", lines(&plan));
+}
+
+#[test]
+fn a_mark_that_somebody_keeps_taking_away_is_not_fought_over() {
+    let site = Site::new();
+    let wanted = access(&TeamLimits::default(), &BTreeSet::from(["kestrel-8b".to_owned()]), false);
+    for (repairs, restored) in [(0, true), (1, true), (2, false), (3, false)] {
+        let mut seen = after_a_replacement(Rotation::None, SecretState::Ready, true);
+        seen.team.as_mut().unwrap().metadata.remove("owner");
+        seen.mark_repairs = repairs;
+        let plan = plan_access(&site.rules(true, true, false), &wanted, &seen).unwrap();
+        let patched = plan.iter().any(|action| matches!(action, Action::UpdateTeam { patch, .. } if patch.metadata.is_some()));
+        assert_eq!(patched, restored, "{repairs}: {:?}", lines(&plan));
+    }
+}
+
+#[test]
+fn a_key_is_proven_wherever_nobody_has_seen_it_work() {
+    let site = Site::new();
+    let models = BTreeSet::from(["kestrel-8b".to_owned()]);
+    for (state, lives, blocked, verified) in [
+        (SecretState::Ready, true, false, false),
+        (SecretState::Ready, false, false, true),
+        (SecretState::Pending, true, false, true),
+        (SecretState::Pending, false, false, true),
+        // A blocked team would refuse it.
+        (SecretState::Pending, false, true, false),
+    ] {
+        let seen = after_a_replacement(Rotation::None, state, lives);
+        let wanted = access(&TeamLimits::default(), &models, blocked);
+        let plan = plan_access(&site.rules(true, true, false), &wanted, &seen).unwrap();
+        assert_eq!(plan.iter().any(|action| matches!(action, Action::VerifyKey { .. })), verified, "{state:?} {lives} {blocked}");
+        assert_eq!(plan.iter().any(|action| matches!(action, Action::RegisterKey { .. })), !lives, "{state:?} {lives} {blocked}");
+    }
+    // Where the gateway makes the keys: a number that no peer has seen is used after all, one that served never again.
+    for (state, number) in [(SecretState::Pending, 2), (SecretState::Ready, 3)] {
+        let seen = after_a_replacement(Rotation::None, state, false);
+        let wanted = access(&TeamLimits::default(), &models, false);
+        let plan = plan_access(&site.rules(false, true, false), &wanted, &seen).unwrap();
+        let minted: Vec<u32> = plan
+            .iter()
+            .filter_map(|action| match action {
+                Action::MintKey { draft, .. } => Some(draft.alias.number),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(minted, [number], "{state:?}");
+    }
+}
+
+#[test]
+fn a_customer_finds_the_address_and_the_ids_in_waldur_and_a_key_only_where_that_is_meant() {
+    let site = Site::new();
+    let models = BTreeSet::from(["kestrel-8b".to_owned()]);
+    let limits = TeamLimits { max_budget: Some(50.into()), ..TeamLimits::default() };
+    let mut peers = Peers { seen: without_team(""), minted: 1, foreign_writes: Vec::new() };
+    peers.seen.secrets.as_mut().unwrap().broken.clear();
+    let endpoint = |name: &str, url: &str| Endpoint { name: name.into(), url: url.into() };
+    peers.seen.resource.endpoints = vec![endpoint("Docs", "https://docs.example.org"), endpoint(API, "https://old.example.org")];
+    peers.seen.resource.backend_metadata = serde_json::from_value(json!({"site": "hel", "llm_access": {"unbilled": ["2026-10"]}})).unwrap();
+    converge(&mut peers, &site.rules(true, true, true), &access(&limits, &models, false));
+    let seen = &peers.seen.resource;
+    assert_eq!(seen.endpoints, [endpoint("Docs", "https://docs.example.org"), endpoint(API, "https://llm.example.org/v1")]);
+    assert!(seen.report.is_empty());
+    let keys = [Slot::Project, Slot::Chat].map(|slot| KeyAlias { resource: RESOURCE, slot, number: 1 }.to_string());
+    let ids = json!({"team_id": team_id(RESOURCE), "project_key": keys[0], "chat_key": keys[1], "unbilled": ["2026-10"]});
+    assert_eq!(Value::Object(seen.backend_metadata.clone()), json!({"site": "hel", "llm_access": ids}), "what is noted beside stays");
+    // A server without endpoints has a report.
+    let key_of = |peers: &Peers, slot: Slot| {
+        let stored = &peers.seen.secrets.as_ref().unwrap().stored;
+        stored.iter().find(|s| s.connection.slot == slot).unwrap().connection.key.expose_secret().to_owned()
+    };
+    let (project, chat) = (key_of(&peers, Slot::Project), key_of(&peers, Slot::Chat));
+    let ask = "Ask the operators of this service for the key of this resource.";
+    for (key_in_report, key) in [(false, ask), (true, project.as_str())] {
+        let wanted = Access { key_in_report, ..access(&limits, &models, false) };
+        converge(&mut peers, &site.rules(true, false, true), &wanted);
+        let report: Vec<(&str, &str)> = peers.seen.resource.report.iter().map(|s| (s.header.as_str(), s.body.as_str())).collect();
+        let budget = "50 EUR per calendar month, counted anew on the 1st (UTC)";
+        assert_eq!(report, [(API, "https://llm.example.org/v1"), ("Models", "kestrel-8b"), ("Budget", budget), ("API key", key)]);
+        assert!(!report.iter().any(|(_, body)| body.contains(&chat)));
+    }
+    let nothing = access(&TeamLimits::default(), &BTreeSet::new(), false);
+    converge(&mut peers, &site.rules(true, false, true), &nothing);
+    let said: Vec<&str> = peers.seen.resource.report.iter().map(|s| s.body.as_str()).collect();
+    assert_eq!(said[1..], ["none", "no limit", ask]);
 }

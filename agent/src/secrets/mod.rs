@@ -423,6 +423,15 @@ impl Stored {
     }
 }
 
+#[cfg(test)]
+impl Broken {
+    /// A Secret without its key, for the planner's tests.
+    pub(crate) fn imagined(name: &str, resource: Uuid, slot: Slot, number: u32) -> Self {
+        let version = Version::File(directory::Version::default());
+        Self { name: name.into(), resource: Some(resource), slot: Some(slot), number: Some(number), why: "it has no key".into(), version }
+    }
+}
+
 /// Why a Secret could not be read or written. Never holds a value.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {

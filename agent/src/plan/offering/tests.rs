@@ -277,6 +277,26 @@ fn a_family_that_is_not_sold_any_more_costs_nothing() {
 }
 
 #[test]
+fn what_is_left_of_a_family_stays_where_its_model_came_back() {
+    let per_model = settings("");
+    let sums = settings("    components: [aggregate]\n    billing: spend\n");
+    let mut offering = sold(&per_model);
+    keep(&mut offering, &shop(&per_model, &without_heron(), "2026-09-10T00:00:00Z"));
+    // Since then only the sums are sold, and the file has the model again.
+    let view = view_of_both();
+    let plan = plan_offering(&shop(&sums, &view, NOW), &offering).unwrap();
+    assert_eq!(removed(&plan), [] as [&str; 0]);
+    carry_out(&mut offering, &plan.actions);
+    assert_eq!(noted(&offering, "heron-70b:input").gone, None);
+    assert_eq!(offering.plans[0].prices["heron-70b:input"], Decimal::ZERO);
+    // Also where nothing else is left there.
+    offering.components.retain(|there| there.kind == "heron-70b:input");
+    offering.plans[0].prices.insert("heron-70b:input".into(), dec("7"));
+    let plan = plan_offering(&shop(&sums, &view, NOW), &offering).unwrap();
+    assert_eq!(priced(&plan.actions, "Standard").unwrap()["heron-70b:input"], Decimal::ZERO);
+}
+
+#[test]
 fn a_price_of_zero_is_led_up_to_only_where_waldur_would_go_on_charging_the_old_one() {
     let settings = settings("");
     let mut offering = sold(&settings);
