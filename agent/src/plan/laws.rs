@@ -920,3 +920,39 @@ fn a_customer_finds_the_address_and_the_ids_in_waldur_and_a_key_only_where_that_
     let said: Vec<&str> = peers.seen.resource.report.iter().map(|s| s.body.as_str()).collect();
     assert_eq!(said[1..], ["none", "no limit", ask]);
 }
+
+#[test]
+fn a_connection_says_what_is_true_now_and_is_written_only_where_it_does_not() {
+    let site = Site::new();
+    let rules = site.rules(true, true, false);
+    let models = ["kestrel-8b", "embed"].map(str::to_owned);
+    let order = Some(Uuid::from_u128(7));
+    let wanted = Access { order, ..access(&TeamLimits::default(), &models.into_iter().collect(), false) };
+    let wanted = Access { mark: Mark { project: Some(Uuid::from_u128(8)), ..wanted.mark.clone() }, ..wanted };
+    let written = |seen: &Observed, wanted: &Access| {
+        let plan = plan_access(&rules, wanted, seen).unwrap();
+        plan.into_iter().find_map(|action| match action {
+            Action::UpdateSecret { connection, .. } => Some(*connection),
+            _ => None,
+        })
+    };
+    let mut seen = after_a_replacement(Rotation::None, SecretState::Pending, true);
+    let stale = &mut seen.secrets.as_mut().unwrap().stored[0].connection;
+    stale.offering = Uuid::from_u128(9);
+    let now = written(&seen, &wanted).unwrap();
+    assert_eq!((now.state, now.base_url.as_str(), now.order), (SecretState::Ready, "http://litellm:4000/v1", order));
+    assert_eq!((now.offering, now.project), (OFFERING, Some(Uuid::from_u128(8))));
+    assert_eq!((now.models.join(" "), now.embedder.as_deref()), ("embed kestrel-8b".into(), Some("embed")));
+    let with = |connection: Connection, complete: bool| {
+        let stored = vec![Stored::imagined(connection, complete, None)];
+        Observed { secrets: Some(Listed { stored, broken: Vec::new() }), ..seen.clone() }
+    };
+    assert_eq!(written(&with(now.clone(), true), &wanted).map(|c| c.name), None);
+    assert!(written(&with(now.clone(), false), &wanted).is_some(), "something of it is missing");
+    // Which order came last is no reason to write.
+    let later = Access { order: Some(Uuid::from_u128(77)), ..wanted.clone() };
+    assert!(written(&with(now.clone(), true), &later).is_none());
+    // A team that may call nothing has an empty list there, not the gateway's word for it.
+    let none = Access { models: Some(BTreeSet::new()), ..wanted };
+    assert!(written(&with(now, true), &none).unwrap().models.is_empty());
+}
