@@ -880,6 +880,7 @@ fn a_key_is_proven_wherever_nobody_has_seen_it_work() {
             })
             .collect();
         assert_eq!(minted, [number], "{state:?}");
+        assert!(!plan.iter().any(|action| matches!(action, Action::UpdateSecret { .. })), "nothing is ready before that key is there");
     }
 }
 
@@ -923,7 +924,8 @@ fn a_customer_finds_the_address_and_the_ids_in_waldur_and_a_key_only_where_that_
 
 #[test]
 fn a_connection_says_what_is_true_now_and_is_written_only_where_it_does_not() {
-    let site = Site::new();
+    let mut site = Site::new();
+    site.offering.always_include.insert(0, "kestrel-8b".into());
     let rules = site.rules(true, true, false);
     let models = ["kestrel-8b", "embed"].map(str::to_owned);
     let order = Some(Uuid::from_u128(7));
@@ -952,6 +954,9 @@ fn a_connection_says_what_is_true_now_and_is_written_only_where_it_does_not() {
     // Which order came last is no reason to write.
     let later = Access { order: Some(Uuid::from_u128(77)), ..wanted.clone() };
     assert!(written(&with(now.clone(), true), &later).is_none());
+    // Retrieval needs a model that the team may call.
+    let less = Access { models: Some(BTreeSet::from(["kestrel-8b".to_owned()])), ..wanted.clone() };
+    assert_eq!(written(&with(now.clone(), true), &less).unwrap().embedder, None);
     // A team that may call nothing has an empty list there, not the gateway's word for it.
     let none = Access { models: Some(BTreeSet::new()), ..wanted };
     assert!(written(&with(now, true), &none).unwrap().models.is_empty());
