@@ -393,7 +393,7 @@ impl Agent {
                 self.conditions.raise(
                     "usage-waits",
                     &subject,
-                    "this Waldur files usage under its own clock, and a month's end is near; it is reported after that",
+                    "this Waldur files usage under its own clock, and a month's end is near or its clock and ours disagree about the month; it is reported after that",
                 );
             }
             Ok(Outcome::Closed { why, unsent }) => {

@@ -26,6 +26,8 @@ const MOST_TRIES: usize = 40;
 const MISFILED: &str = "usage-misfiled";
 /// Answers take seconds, and clocks drift by less.
 const CLOCKS_MAY_DIFFER: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
+/// What is further apart, over a month's end, is no matter of clocks that drift.
+const CLOCKS_MAY_LIE_APART: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
 
 /// An offering, as far as usage is concerned.
 #[derive(Clone, Debug)]
@@ -247,6 +249,9 @@ impl Agent {
         let zone = TimeZone::get(&self.config.waldur.zone).unwrap_or(TimeZone::UTC);
         // Waldur files under its own now, so that its clock decides and not ours.
         let now = self.waldur_time();
+        if !self.is_believable(now) {
+            return Ok(Outcome::Waits(changes));
+        }
         let file = |dated| filing(month, now, &zone, dated, self.config.usage.month_guard);
         let mut how_filed = file(self.features.known(Feature::DatedUsage));
         if how_filed == Filing::Ask && !how.dry_run {
@@ -348,6 +353,13 @@ impl Agent {
             self.conditions.clear(NAME, "");
         }
         theirs
+    }
+
+    /// Whether Waldur's time can be what usage is filed by. One that is hours from ours and in another month is that of an answer
+    /// which something in between kept for later, or one of the two clocks is wrong; either way the figures could land in a month that they do not belong to.
+    fn is_believable(&self, theirs: jiff::Timestamp) -> bool {
+        let ours = self.clock.now();
+        theirs.duration_since(ours).abs() <= CLOCKS_MAY_LIE_APART || BillingMonth::of(theirs) == BillingMonth::of(ours)
     }
 
     /// What Waldur holds for a resource and month.
