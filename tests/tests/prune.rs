@@ -247,6 +247,29 @@ async fn a_missing_file_and_failing_peers_prune_nothing() {
 }
 
 #[tokio::test]
+async fn a_start_with_a_catalogue_that_lost_too_much_changes_no_price_and_gives_no_team_a_model() {
+    let (world, agent) = world(Profile::Late2026).await;
+    // Not for everybody.
+    let whole = catalogue(&EIGHT).replace("served_name: m4,", "served_name: m4, orderable: false,");
+    world.write("catalogue.yml", &whole);
+    past_the_hold(&world, &agent).await;
+    let resource = world.sold(&agent, "aurora", &["all"]).await;
+    pass(&world, &agent).await;
+    assert!(!team_models(&world, resource).contains(&"m4".to_owned()));
+    let before = everything(&world, &[resource]);
+    // The file of another environment: fewer models, one of them for sale, at other prices.
+    world.write("catalogue.yml", &catalogue(&["kestrel-8b", "m4"]).replace("2.0e-07", "9.0e-07"));
+    let agent = world.agent().await;
+    past_the_hold(&world, &agent).await;
+    assert!(agent.conditions.holds("catalogue-shrink-held"), "{:?}", agent.conditions.all());
+    unchanged(&before, &everything(&world, &[resource]), "after a restart");
+    world.write("catalogue.yml", &whole);
+    pass(&world, &agent).await;
+    assert!(!agent.conditions.holds("catalogue-shrink-held"));
+    unchanged(&before, &everything(&world, &[resource]), "whole again");
+}
+
+#[tokio::test]
 async fn a_large_loss_goes_through_once_it_is_accepted() {
     let (world, agent) = world(Profile::Y2024).await;
     let resource = world.sold(&agent, "aurora", &["kestrel-8b", "m8"]).await;

@@ -43,6 +43,8 @@ pub fn wanted_access(rules: &Rules<'_>, resource: &Resource, order: Option<&Orde
     let attributes = order.map(|order| &order.attributes);
     let places = order.and_then(new_options).into_iter().chain([&resource.options]).chain(attributes).chain([&resource.attributes]);
     let request = ModelRequest::read(places);
+    // What a file that cannot be believed says takes no model from a team that works, and gives it none.
+    let left_alone = order.is_none() && !held.is_empty() && !rules.catalogue.may_be_acted_upon();
     Ok(Access {
         mark: Mark {
             owner: rules.owner.to_owned(),
@@ -52,9 +54,13 @@ pub fn wanted_access(rules: &Rules<'_>, resource: &Resource, order: Option<&Orde
             customer: resource.customer,
         },
         limits,
-        models: resolve_models(&request, rules.catalogue.orderable(), &rules.offering.always_include, held, &|name| {
-            rules.catalogue.is_stale(name, &rules.offering.always_include)
-        }),
+        models: if left_alone {
+            None
+        } else {
+            resolve_models(&request, rules.catalogue.orderable(), &rules.offering.always_include, held, &|name| {
+                rules.catalogue.is_stale(name, &rules.offering.always_include)
+            })
+        },
         blocked,
         order: order.map(|order| order.uuid),
         key_in_report: rules.offering.delivery.api_key_on_old_servers == ApiKeyDelivery::Report,
