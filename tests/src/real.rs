@@ -563,7 +563,7 @@ struct Target {
 
 async fn relay(base: Url, client: reqwest::Client, peer: Peer, faults: &Faults) -> Running {
     let router = axum::Router::new().fallback(forward).with_state(Target { base, client });
-    serve(router, peer, faults.clone(), None).await.unwrap()
+    serve(router, peer, faults.clone(), SimClock::real(), None).await.unwrap()
 }
 
 async fn forward(State(target): State<Target>, request: Request) -> Response {
