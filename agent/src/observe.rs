@@ -43,7 +43,10 @@ impl Agent {
 
     /// What there is to remove of a resource: keys at Waldur do not matter, since they end with it.
     pub(crate) async fn observe_for_removal(&self, resource: Resource) -> Result<Observed, Failure> {
-        let (team, keys) = self.observe_team(&resource).await?;
+        let (team, mut keys) = self.observe_team(&resource).await?;
+        if team.is_none() {
+            keys = self.gateway.keys_of_team(&team_id(resource.uuid)).await?;
+        }
         let mut seen = Observed { mark_repairs: 0, team, keys, retired_aliases: Vec::new(), secrets: None, api_keys: None, resource };
         self.observe_secrets(&mut seen).await?;
         Ok(seen)

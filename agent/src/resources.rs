@@ -313,8 +313,13 @@ impl Agent {
             let offering = listed.stored.first().map(|stored| stored.connection.offering);
             std::iter::once((*id, offering))
         });
+        let registered = world.keys.iter().flat_map(|(team, keys)| keys.iter().map(move |key| (team, key)));
+        let registered = registered.filter_map(|(team, key)| {
+            let resource = Mark::resource_of(&key.metadata, owner).filter(|resource| team_id(*resource) == *team)?;
+            Some((resource, Mark::offering_of(&key.metadata, owner)))
+        });
         let ours: BTreeMap<Uuid, Option<Uuid>> =
-            marked.chain(stored).filter(|(_, offering)| offering.is_none_or(|o| self.offering(o).is_some())).collect();
+            registered.chain(marked).chain(stored).filter(|(_, offering)| offering.is_none_or(|o| self.offering(o).is_some())).collect();
         let missing: Vec<Uuid> = ours.keys().filter(|id| !world.resources.contains_key(*id)).copied().collect();
         let most = usize::try_from(self.config.orphans.max_per_pass).unwrap_or(usize::MAX).max(1);
         // Those asked about first must not keep the others waiting for ever.
@@ -344,7 +349,7 @@ impl Agent {
                 "resource-not-shown",
                 id.simple(),
                 format!(
-                    "resource {} has a team or Secrets of ours but Waldur does not show it; `llm-access-agent orphans list` tells more",
+                    "resource {} has a team, keys or Secrets of ours but Waldur does not show it; `llm-access-agent orphans list` tells more",
                     id.simple()
                 ),
             );

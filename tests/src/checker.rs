@@ -539,12 +539,16 @@ impl Watch {
         }
     }
 
-    /// A team that is there has to be ours: by its mark, or where that was lost by what Waldur says.
-    fn judge_team(&self, seen: &mut Seen, call: &Call, id: &str) {
-        let Some(team) = self.gateway.team(id) else { return };
+    /// By its mark, or where that was lost by what Waldur says.
+    fn is_our_team(&self, seen: &Seen, team: &TeamView) -> bool {
         let marked = team.metadata["managed_by"] == OURS;
-        let known = self.waldur.resources().iter().any(|resource| resource.backend_id == id);
-        if seen.by_word == 0 && !(Self::is_ours(seen, &team.metadata) || (!marked && known)) {
+        let known = || self.waldur.resources().iter().any(|resource| resource.backend_id == team.team_id);
+        Self::is_ours(seen, &team.metadata) || (!marked && known())
+    }
+
+    /// A team that is there has to be ours.
+    fn judge_team(&self, seen: &mut Seen, call: &Call, id: &str) {
+        if seen.by_word == 0 && self.gateway.team(id).is_some_and(|team| !self.is_our_team(seen, &team)) {
             Self::problem(seen, call, "a team of somebody else is changed");
         }
     }
@@ -554,9 +558,9 @@ impl Watch {
         let team = key.team_id.clone().unwrap_or_default();
         let state = self.waldur.resources().into_iter().find(|r| r.uuid.simple().to_string() == team).map(|r| r.state);
         // With a team go all its keys.
-        let ends = self.gateway.team(&team).is_some_and(|team| Self::is_ours(seen, &team.metadata)) && state.as_deref() != Some("OK");
+        let ends = self.gateway.team(&team).is_some_and(|team| self.is_our_team(seen, &team)) && state.as_deref() != Some("OK");
         if seen.by_word == 0 && !Self::is_ours(seen, &key.metadata) && !ends {
-            Self::problem(seen, call, "a key of somebody else is deleted");
+            Self::problem(seen, call, &format!("a key of somebody else is deleted; its team's resource is {state:?}"));
         }
         let read = [format!("team {team}"), "keys".to_owned(), "made".to_owned()];
         if !read.iter().any(|read| seen.read.contains(read)) {

@@ -1328,6 +1328,37 @@ async fn c46_a_foreign_team_outlives_the_order_that_met_it() {
 }
 
 #[tokio::test]
+async fn a_key_that_was_registered_for_a_team_that_is_not_there_goes_with_its_order() {
+    for profile in PROFILES {
+        for seen_at_once in [true, false] {
+            let world = World::new(profile).await;
+            let agent = patient(&world).await;
+            let (order, resource) = world.order("llm", &["kestrel-8b"]);
+            // Something on the way says that the team is made, and it is not.
+            let said = Fault::Replace { status: 200, headers: Vec::new(), body: "[]".to_owned() };
+            world.faults.add(Rule::new(said).peer(Peer::LiteLlm).path("/team/new").once());
+            world.beat(&agent).await;
+            assert!(world.gateway.team(&id(resource)).is_none());
+            assert_eq!(world.gateway.live_keys(&id(resource)).len(), 1);
+            world.waldur.cancel(order);
+            if seen_at_once {
+                ten_passes(&world, &agent).await;
+            } else {
+                // Whoever saw the order end is gone.
+                drop(agent);
+                world.waldur.put_resource_state(resource, "Terminated");
+                ten_passes(&world, &patient(&world).await).await;
+            }
+            if world.waldur.resource(resource).state == "Terminated" {
+                assert!(world.gateway.live_keys(&id(resource)).is_empty(), "{profile:?} {seen_at_once}");
+            } else {
+                assert_eq!((profile, seen_at_once), (Profile::Y2024, true));
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn c46_a_team_of_the_same_name_is_no_obstacle_and_a_foreign_backend_id_is() {
     let world = World::new(Profile::Y2024).await;
     let agent = patient(&world).await;

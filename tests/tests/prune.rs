@@ -270,6 +270,35 @@ async fn a_start_with_a_catalogue_that_lost_too_much_changes_no_price_and_gives_
 }
 
 #[tokio::test]
+async fn while_a_file_is_doubted_nobody_takes_back_what_another_agent_told_of_a_later_one() {
+    let whole = catalogue(&EIGHT);
+    // The price of every model, and a model more.
+    let later = whole.replace("2.0e-07", "9.0e-07");
+    let unpriced = later.lines().map(|line| if line.contains("served_name: m8") { "  - {name: m8, served_name: m8}" } else { line });
+    let doubtful = [
+        ("lost too much", catalogue(&EIGHT[..3])),
+        ("lost one", catalogue(&EIGHT[..7]).replace("2.0e-07", "9.0e-07")),
+        ("lost a price", unpriced.collect::<Vec<_>>().join("\n")),
+    ];
+    for (name, file) in doubtful {
+        let (world, agent) = world(Profile::Late2026).await;
+        world.write("catalogue.yml", &whole);
+        past_the_hold(&world, &agent).await;
+        let resource = world.sold(&agent, "aurora", &["all"]).await;
+        pass(&world, &agent).await;
+        // Another one acts for a while, and this one comes back.
+        world.write("catalogue.yml", &later);
+        let other = world.agent().await;
+        past_the_hold(&world, &other).await;
+        let before = everything(&world, &[resource]);
+        world.write("catalogue.yml", &file);
+        pass(&world, &other).await;
+        pass(&world, &agent).await;
+        unchanged(&before, &everything(&world, &[resource]), name);
+    }
+}
+
+#[tokio::test]
 async fn a_large_loss_goes_through_once_it_is_accepted() {
     let (world, agent) = world(Profile::Y2024).await;
     let resource = world.sold(&agent, "aurora", &["kestrel-8b", "m8"]).await;

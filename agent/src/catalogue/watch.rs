@@ -78,13 +78,11 @@ pub struct View {
     /// Models that lost their prices, or whose entry ends the file and lost its `orderable: false`, too short a time ago to
     /// believe it: they keep what they had. A file that was cut inside its last entry looks like that.
     pub doubted: BTreeSet<String>,
-    sold: BTreeSet<String>,
+    pub(crate) sold: BTreeSet<String>,
     /// Set while too many models are missing at once.
     pub held: Option<Shrink>,
     /// Whether the last read was good.
     pub readable: bool,
-    /// False where the only file that this process has read lost too much: its prices may be as wrong as what it misses.
-    proven: bool,
 }
 
 impl Deref for View {
@@ -95,11 +93,18 @@ impl Deref for View {
 }
 
 impl View {
-    /// Whether an offering and the gateway's models may be changed after it. A process that starts with a file that lost too much
-    /// leaves them as one before it left them, which still goes by the file that was whole.
+    /// Whether an offering, the gateway's models and the teams that are there may be changed after it. While the file cannot be
+    /// believed they stay as they are: another process, or one before, may have told of a later good file than this one read.
     #[must_use]
     pub fn may_be_acted_upon(&self) -> bool {
-        self.readable && self.proven
+        self.readable && self.held.is_none()
+    }
+
+    /// Whether what is told of this model may be changed: its entry is the file's, and not one of an earlier read, of which there
+    /// may have been a later one elsewhere.
+    #[must_use]
+    pub fn is_settled(&self, model: &str) -> bool {
+        !self.missing.contains_key(model) && !self.doubted.contains(model)
     }
 
     /// The view of a catalogue of which nothing is missing.
@@ -115,7 +120,6 @@ impl View {
             doubted: BTreeSet::new(),
             held: None,
             readable: true,
-            proven: true,
         }
     }
 
@@ -257,13 +261,11 @@ impl Watch {
             // After a restart there is nothing but the file that lost so much.
             (Some(_), None) => Arc::new(Catalogue { max_budget: read.max_budget.or(remembered.max_budget), ..read.clone() }),
         };
-        let proven = held.is_none() || self.effective.is_some();
         let missing: BTreeMap<String, Timestamp> = self.absent.iter().map(|(name, wait)| (name.clone(), wait.since)).collect();
         let kept_choices: BTreeSet<String> = self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned().collect();
         let mut sold = catalogue.orderable();
         sold.extend(kept_choices.iter().cloned());
-        let view =
-            View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, doubted, held, readable: true, proven };
+        let view = View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, doubted, held, readable: true };
         if self.view.as_deref() != Some(&view) {
             self.view = Some(Arc::new(view));
         }

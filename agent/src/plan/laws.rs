@@ -628,6 +628,11 @@ fn of_a_resource_that_waldur_shows_as_ended_only_what_is_ours_is_removed() {
         assert_eq!(orphan(foreign), secrets, "a team that is not ours stays, with its keys");
     }
     assert_eq!(lines(&plan_orphan(OWNER, &without_team(""))), secrets);
+    // The gateway registers keys for a team that is not there.
+    let key_of = |metadata| Key { hash: "h".into(), team_id: Some(team_id(RESOURCE)), metadata, ..Key::default() };
+    let left = |metadata| lines(&plan_orphan(OWNER, &Observed { keys: vec![key_of(metadata)], ..without_team("") }));
+    assert_eq!(left(mark(OWNER).entries()), [&team[..1], &secrets].concat());
+    assert_eq!((left(Map::new()), left(mark("daedalus").entries())), (secrets.to_vec(), secrets.to_vec()));
 }
 
 #[test]

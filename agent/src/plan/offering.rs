@@ -229,6 +229,13 @@ struct Wanted {
     price: Decimal,
 }
 
+impl Wanted {
+    /// Whether what there is may be changed to it.
+    fn is_settled(&self, shop: &Shop<'_>) -> bool {
+        self.model.as_ref().is_none_or(|model| shop.view.is_settled(model))
+    }
+}
+
 /// The state of one component in the life of its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -303,7 +310,8 @@ pub fn plan_offering(shop: &Shop<'_>, offering: &Offering) -> Result<OfferingPla
     for want in &wanted {
         match by_kind.get(want.kind.as_str()) {
             None => plan.actions.push(OfferingAction::CreateComponent(create(want))),
-            Some(there) => plan.actions.extend(change(want, there)),
+            Some(there) if want.is_settled(shop) => plan.actions.extend(change(want, there)),
+            Some(_) => {}
         }
     }
     plan.actions.extend(offering.components.iter().filter_map(|there| retire(&next, &wanted, there)));
@@ -603,10 +611,8 @@ fn retired_name(note: &Note, there: &Component) -> String {
 }
 
 fn next_notes(shop: &Shop<'_>, offering: &Offering, notes: &Notes, wanted: &[Wanted]) -> Notes {
-    let mut next = Notes { owner: Some(shop.owner.to_owned()), components: BTreeMap::new(), ..notes.clone() };
-    if shop.view.held.is_none() {
-        next.max_budget = shop.view.max_budget;
-    }
+    let mut next =
+        Notes { owner: Some(shop.owner.to_owned()), components: BTreeMap::new(), max_budget: shop.view.max_budget, ..notes.clone() };
     for (kind, note) in &notes.components {
         if !offering.components.iter().any(|component| component.kind == *kind) {
             continue;
@@ -639,7 +645,14 @@ fn our_prices(shop: &Shop<'_>, offering: &Offering, notes: &Notes, wanted: &[Wan
             prices.insert(kind.clone(), Decimal::ZERO);
         }
     }
-    prices.extend(wanted.iter().map(|want| (want.kind.clone(), want.price)));
+    for want in wanted {
+        let there = offering.components.iter().any(|component| component.kind == want.kind);
+        if want.is_settled(shop) || !there {
+            prices.insert(want.kind.clone(), want.price);
+        } else {
+            prices.remove(&want.kind);
+        }
+    }
     prices
 }
 
@@ -699,10 +712,10 @@ fn form(shop: &Shop<'_>, there: &Value) -> Option<Value> {
     option.insert("label".into(), json!("Models"));
     option.insert("required".into(), json!(true));
     option.insert("choices".into(), json!(choices(shop, current)));
-    let entries = shop.view.kept_choices.iter().all(|name| shop.view.model(name).is_some());
+    let settled = shop.view.orderable().iter().all(|name| shop.view.is_settled(name));
     let help = match current.and_then(|current| current.get("help_text")) {
         // The prices of what is missed are not known any more, and nothing about it is to change yet.
-        Some(help) if !entries => help.clone(),
+        Some(help) if !settled => help.clone(),
         _ => json!(help_text(shop)),
     };
     option.insert("help_text".into(), help);

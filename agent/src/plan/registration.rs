@@ -285,7 +285,7 @@ pub fn plan_registration(registry: &Registry<'_>, view: &View, seen: &[ModelInfo
         let wanted = registry.wanted(model);
         match seen.iter().find(|there| there.id.as_ref() == Some(&wanted.id)) {
             // What a configuration file says cannot be changed through the API.
-            Some(there) if there.db_model => actions.extend(update(&wanted, there)),
+            Some(there) if there.db_model && view.is_settled(&model.served_name) => actions.extend(update(&wanted, there)),
             Some(_) => {}
             // A second deployment would be served in turn with the first.
             None if seen.iter().any(|there| there.model_name == model.served_name) => {}

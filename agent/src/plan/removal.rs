@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use litellm_client::TeamPatch;
+use litellm_client::{Key, TeamPatch};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -42,7 +42,7 @@ pub fn plan_removal(owner: &str, seen: &Observed, now: Timestamp, drain: Duratio
     if let Some(obstacle) = seen.foreign(owner) {
         return Err(obstacle);
     }
-    let remove = removal_actions(seen);
+    let remove = removal_actions(owner, seen);
     let Some(team) = &seen.team else {
         // Rows of a team that was removed by hand still count: they are read by its id.
         let was_sold = !seen.resource.backend_id.is_empty();
@@ -69,20 +69,20 @@ pub fn plan_removal(owner: &str, seen: &Observed, now: Timestamp, drain: Duratio
 #[must_use]
 pub fn plan_orphan(owner: &str, seen: &Observed) -> Vec<Action> {
     let ours = seen.team.as_ref().is_none_or(|team| Mark::resource_of(&team.metadata, owner) == Some(seen.resource.uuid));
-    let mut actions = removal_actions(seen);
+    let mut actions = removal_actions(owner, seen);
     if !ours {
         actions.retain(|action| matches!(action, Action::DeleteSecret(_) | Action::DeleteBrokenSecret(_)));
     }
     actions
 }
 
-fn removal_actions(seen: &Observed) -> Vec<Action> {
+fn removal_actions(owner: &str, seen: &Observed) -> Vec<Action> {
     let resource: Uuid = seen.resource.uuid;
-    let mut actions = Vec::new();
-    if seen.team.is_some() {
-        actions.extend(seen.keys.iter().map(|key| Action::DeleteKey { hash: key.hash.clone(), alias: key.alias.clone() }));
-        actions.push(Action::DeleteTeam(team_id(resource)));
-    }
+    // With a team go all its keys. Without one only ours do: the gateway registers keys for teams that are not there.
+    let goes = |key: &&Key| seen.team.is_some() || Mark::resource_of(&key.metadata, owner) == Some(resource);
+    let keys = seen.keys.iter().filter(goes);
+    let mut actions: Vec<Action> = keys.map(|key| Action::DeleteKey { hash: key.hash.clone(), alias: key.alias.clone() }).collect();
+    actions.extend(seen.team.iter().map(|_| Action::DeleteTeam(team_id(resource))));
     if let Some(listed) = &seen.secrets {
         actions.extend(listed.stored.iter().map(|s| Action::DeleteSecret(Box::new(s.clone()))));
         actions.extend(listed.broken.iter().map(|b| Action::DeleteBrokenSecret(Box::new(b.clone()))));

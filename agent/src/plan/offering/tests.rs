@@ -377,6 +377,7 @@ fn notes_follow_what_is_there_and_a_held_catalogue_changes_no_budget() {
     keep(&mut offering, &shop(&settings, &view, NOW));
     assert_eq!(Notes::read(&offering).max_budget, Some(dec("50")));
     // What somebody removed needs no note; what has no component any more is still told to teams.
+    let view = budget("50", false);
     offering.components.retain(|there| !there.kind.starts_with("heron-70b"));
     keep(&mut offering, &shop(&settings, &view, NOW));
     let notes = Notes::read(&offering);
@@ -584,9 +585,11 @@ fn the_order_form_offers_what_is_sold_and_keeps_the_options_of_others() {
     assert_eq!(changed["order"], json!(["cost_centre", "models"]));
     // The prices of what is missed are not known: what was said of them stays until it is back or gone.
     let mut missed = self::view(&["kestrel-8b"]);
-    missed.kept_choices.insert("heron-70b".into());
-    assert_eq!(form_of(&missed, whole.clone()).unwrap()["options"]["models"]["help_text"], json!(help));
-    missed.kept_choices.clear();
+    missed.missing.insert("heron-70b".into(), at(NOW));
+    missed.sold.insert("heron-70b".into());
+    assert_eq!(form_of(&missed, whole.clone()), None);
+    missed.missing.clear();
+    missed.sold.remove("heron-70b");
     let less = form_of(&missed, whole).unwrap();
     assert!(!less["options"]["models"]["help_text"].as_str().unwrap().contains("heron-70b"));
     // Nothing is sold: `all` would be an order for nothing.
