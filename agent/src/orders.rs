@@ -207,8 +207,15 @@ impl Agent {
         if order.state == OrderState::Erred && order.error_message.starts_with(OUR_ERROR) {
             return Ok(());
         }
-        tracing::info!("the order was ended by somebody else ({}); what was made for it is removed", order.state);
         let resource = self.waldur.resource(resource).await?;
+        // Whoever follows an order may come late: after a replica that led meanwhile, or after hours without a Lease.
+        let orders = self.waldur.orders_of_resource(resource.uuid, &[]).await?;
+        let went_on = |other: &Order| other.created > order.created && !ended_without_success(&other.state);
+        if resource.state == ResourceState::Ok || orders.iter().any(went_on) {
+            tracing::info!("the order was ended by somebody else ({}), and its resource goes on by another one", order.state);
+            return Ok(());
+        }
+        tracing::info!("the order was ended by somebody else ({}); what was made for it is removed", order.state);
         self.remove_remains(resource).await
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use llm_access_agent::agent::Agent;
-use llm_access_fixtures::faults::Fault;
+use llm_access_fixtures::faults::{Fault, Peer, Rule};
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::{PROFILES, Store, World};
 use serde_json::json;
@@ -381,5 +381,34 @@ async fn a_version_and_the_one_after_it_take_turns_without_undoing_each_other() 
         world.waldur.terminate(resource);
         world.run_to_rest(&agent, 9).await;
         world.check();
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_follows_a_cancelled_order_late_leaves_alone_what_was_restored_meanwhile() {
+    for (profile, erred) in [(Profile::V8_0, false), (Profile::Late2026, false), (Profile::Late2026, true)] {
+        let world = World::new(profile).await;
+        let (first, second) = (world.patient().await, world.patient().await);
+        let (order, resource) = world.order("seabird-llm", &["kestrel-8b"]);
+        let refusal = r#"{"error":{"message":"no","type":"bad_request_error","code":"400"}}"#;
+        world.faults.add(Rule::new(Fault::status(400, refusal)).peer(Peer::LiteLlm).path("/key/generate").once());
+        world.beat(&first).await;
+        world.waldur.cancel(order);
+        world.advance(Duration::from_secs(600));
+        // The other one leads for a while.
+        second.resource_beat().await.unwrap();
+        second.settle().await;
+        assert!(world.gateway.team(&resource.simple().to_string()).is_none(), "{profile:?}");
+        let restored = world.waldur.restore(resource);
+        world.beat(&second).await;
+        assert_eq!(world.waldur.order_state(restored), "done");
+        if erred {
+            // It serves all the same.
+            world.waldur.put_resource_state(resource, "Erred");
+        }
+        world.beat(&first).await;
+        assert!(world.gateway.team(&resource.simple().to_string()).is_some(), "{profile:?}");
+        assert_eq!(world.gateway.live_keys(&resource.simple().to_string()).len(), 2);
+        assert_eq!(world.secrets(resource).len(), 2);
     }
 }
