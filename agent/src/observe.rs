@@ -11,11 +11,15 @@ use waldur_client::{ApiKey, ApiKeyFilter, Resource};
 
 use crate::agent::{Agent, Failure};
 use crate::clock::after;
-use crate::domain::{ModelRequest, team_id};
+use crate::domain::{Mark, ModelRequest, team_id};
 use crate::features::Feature;
 use crate::gate::Peer;
 use crate::plan::Observed;
 use crate::secrets::Read;
+
+pub mod packed;
+
+use packed::Packed;
 
 /// What one look should cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,11 +149,11 @@ impl Agent {
 #[derive(Debug, Default)]
 pub struct World {
     /// The resources of our offerings that have not ended, by uuid.
-    pub resources: BTreeMap<Uuid, (Uuid, Box<Resource>)>,
+    pub resources: BTreeMap<Uuid, (Uuid, Packed<Resource>)>,
     /// All teams at the gateway, by id.
-    pub teams: BTreeMap<String, Box<Team>>,
+    pub teams: BTreeMap<String, Packed<Team>>,
     /// All live keys at the gateway, by team id.
-    pub keys: BTreeMap<String, Vec<Key>>,
+    pub keys: BTreeMap<String, Vec<Packed<Key>>>,
     /// All our Secrets, by resource.
     pub secrets: BTreeMap<Uuid, crate::secrets::Listed>,
     /// Secrets of ours that name no resource.
@@ -219,12 +223,13 @@ pub(crate) fn push<T>(list: &mut Vec<T>, one: T) {
 }
 
 impl World {
-    pub(crate) fn add_resource(&mut self, offering: Uuid, mut resource: Resource) {
+    /// What is kept of a resource.
+    pub(crate) fn packed(mut resource: Resource) -> Packed<Resource> {
         // The form of the create order counts only where the options do not say which models are meant.
         if ModelRequest::read([&resource.options]) != ModelRequest::Missing {
             resource.attributes = serde_json::Map::new();
         }
-        self.resources.insert(resource.uuid, (offering, Box::new(resource)));
+        Packed::new(resource)
     }
 
     pub(crate) fn add_secret(&mut self, read: Read) {
@@ -239,16 +244,30 @@ impl World {
 
     /// The view of one resource in this world.
     #[must_use]
-    pub fn view(&self, offering: Uuid, resource: &Resource, mark_repairs: u32) -> Observed {
-        let id = team_id(resource.uuid);
+    pub fn view(&self, offering: Uuid, resource: &Packed<Resource>, mark_repairs: u32) -> Observed {
+        let uuid = resource.bare().uuid;
+        let id = team_id(uuid);
         Observed {
-            resource: resource.clone(),
-            team: self.teams.get(&id).map(|team| team.as_ref().clone()),
-            keys: self.keys.get(&id).cloned().unwrap_or_default(),
+            resource: resource.whole(),
+            team: self.teams.get(&id).map(Packed::whole),
+            keys: self.keys.get(&id).into_iter().flatten().map(Packed::whole).collect(),
             retired_aliases: Vec::new(),
-            secrets: Some(self.secrets.get(&resource.uuid).cloned().unwrap_or_default()),
-            api_keys: self.api_keys.get(&offering).map(|known| known.get(&resource.uuid).cloned().unwrap_or_default()),
+            secrets: Some(self.secrets.get(&uuid).cloned().unwrap_or_default()),
+            api_keys: self.api_keys.get(&offering).map(|known| known.get(&uuid).cloned().unwrap_or_default()),
             mark_repairs,
         }
+    }
+
+    /// The resources that teams, keys and Secrets with the mark of this owner name, and the offerings that they name.
+    pub(crate) fn marked(&self, owner: &str) -> BTreeMap<Uuid, Option<Uuid>> {
+        let of = |metadata: &serde_json::Map<String, serde_json::Value>| {
+            Some((Mark::resource_of(metadata, owner)?, Mark::offering_of(metadata, owner)))
+        };
+        // A key that somebody moved to another team says nothing of its resource.
+        let keys = self.keys.iter().flat_map(|(team, keys)| keys.iter().map(move |key| (team, key.whole())));
+        let keys = keys.filter_map(|(team, key)| of(&key.metadata).filter(|(resource, _)| team_id(*resource) == *team));
+        let teams = self.teams.values().filter_map(|team| of(&team.whole().metadata));
+        let secrets = self.secrets.iter().map(|(id, listed)| (*id, listed.stored.first().map(|stored| stored.connection.offering)));
+        keys.chain(teams).chain(secrets).collect()
     }
 }

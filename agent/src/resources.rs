@@ -1,6 +1,6 @@
 //! The resource loop: everything that lives is compared with what it should be, in bulk, and what drifted is repaired.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use tracing::Instrument;
@@ -12,6 +12,7 @@ use crate::config::OfferingConfig;
 use crate::domain::{Mark, team_id};
 use crate::features::Feature;
 use crate::gate::Peer;
+use crate::observe::packed::Packed;
 use crate::observe::{Depth, World, push};
 use crate::orders::{MOST_HEALS, OUR_ERROR, attempt_of, count};
 use crate::plan::{API, Action, Obstacle, plan_access, plan_orphan, wanted_access};
@@ -121,7 +122,7 @@ impl Agent {
             }
         }
         // Whether the server has endpoints by now is asked with one resource, not with all of them at once.
-        let sample = world.resources.iter().find(|(_, (_, resource))| resource.state == ResourceState::Ok);
+        let sample = world.resources.iter().find(|(_, (_, resource))| resource.bare().state == ResourceState::Ok);
         if let Some((id, (offering, _))) = sample.filter(|_| self.features.forget_old_no(Feature::Endpoints)) {
             self.begin_repair(*offering, *id);
         }
@@ -146,8 +147,8 @@ impl Agent {
         let mut world = World::default();
         for offering in &self.config.offerings {
             let uuid = offering.uuid;
-            for resource in self.waldur.resources(uuid, &LIVING).await? {
-                world.add_resource(uuid, resource);
+            for resource in self.waldur.resources_as(uuid, &LIVING, World::packed).await? {
+                world.resources.insert(resource.bare().uuid, (uuid, resource));
             }
             let governed = match self.refresh_governed(uuid).await {
                 Ok(governed) => {
@@ -181,14 +182,16 @@ impl Agent {
         }
         self.note_answer(Peer::Waldur);
         // A report in the place of endpoints tells a fresh process what an earlier one learnt.
-        if self.features.known(Feature::Endpoints).is_none() && world.resources.values().any(|(_, resource)| reported_instead(resource)) {
+        if self.features.known(Feature::Endpoints).is_none()
+            && world.resources.values().any(|(_, resource)| reported_instead(resource.bare()))
+        {
             self.features.learn(Feature::Endpoints, false);
         }
-        for team in self.gateway.teams().await? {
-            world.teams.insert(team.team_id.clone(), Box::new(team));
+        for team in self.gateway.teams_as(Packed::new).await? {
+            world.teams.insert(team.bare().team_id.clone(), team);
         }
-        for key in self.gateway.keys().await? {
-            if let Some(team) = key.team_id.clone().filter(|_| !key.deleted) {
+        for key in self.gateway.keys_as(Packed::new).await? {
+            if let Some(team) = key.bare().team_id.clone().filter(|_| !key.bare().deleted) {
                 push(world.keys.entry(team).or_default(), key);
             }
         }
@@ -209,8 +212,8 @@ impl Agent {
             for (id, (offering, resource)) in &world.resources {
                 let Some(offering) = self.offering(*offering) else { continue };
                 drift.compared += 1;
-                let erred = resource.state == ResourceState::Erred;
-                if !(resource.state == ResourceState::Ok || erred) {
+                let erred = resource.bare().state == ResourceState::Erred;
+                if !(resource.bare().state == ResourceState::Ok || erred) {
                     // An order is on its way with it.
                     continue;
                 }
@@ -219,14 +222,18 @@ impl Agent {
                 let held = seen.team.as_ref().map(|team| team.models.as_slice()).unwrap_or_default();
                 let wanted = match seen.foreign(rules.owner) {
                     Some(obstacle) => Err(obstacle),
-                    None => wanted_access(&rules, resource, None, held),
+                    None => wanted_access(&rules, &seen.resource, None, held),
                 };
                 if wanted.as_ref().is_ok_and(|wanted| wanted.models.as_ref().is_some_and(BTreeSet::is_empty)) {
                     without.insert(*id);
                     self.conditions.raise(
                         NO_MODELS_LEFT,
                         id.simple(),
-                        format!("resource {} ({}) is left without any model: all that it ordered have gone", id.simple(), resource.slug),
+                        format!(
+                            "resource {} ({}) is left without any model: all that it ordered have gone",
+                            id.simple(),
+                            seen.resource.slug
+                        ),
                     );
                 }
                 let plan = wanted.and_then(|wanted| plan_access(&rules, &wanted, &seen));
@@ -261,7 +268,7 @@ impl Agent {
     /// them takes them up again at once; this finds them after a crash in between.
     fn find_tripped(&self, world: &World) -> Vec<(Uuid, Uuid)> {
         let memory = self.memory();
-        let fine = |id: &Uuid| world.resources.get(id).is_some_and(|(_, resource)| resource.state == ResourceState::Ok);
+        let fine = |id: &Uuid| world.resources.get(id).is_some_and(|(_, resource)| resource.bare().state == ResourceState::Ok);
         let tripped = world.erred_orders.iter().filter(|order| order.kind != OrderKind::Create && order.error_message.contains(TRIPPED));
         tripped
             .filter(|order| !memory.passed.contains(&order.uuid))
@@ -305,21 +312,8 @@ impl Agent {
     async fn find_orphans(&self, world: &World, drift: &mut Drift) -> Result<(), Failure> {
         const NAME: &str = "lost-sight";
         let owner = &self.config.owner;
-        let marked = world
-            .teams
-            .values()
-            .filter_map(|team| Some((Mark::resource_of(&team.metadata, owner)?, Mark::offering_of(&team.metadata, owner))));
-        let stored = world.secrets.iter().flat_map(|(id, listed)| {
-            let offering = listed.stored.first().map(|stored| stored.connection.offering);
-            std::iter::once((*id, offering))
-        });
-        let registered = world.keys.iter().flat_map(|(team, keys)| keys.iter().map(move |key| (team, key)));
-        let registered = registered.filter_map(|(team, key)| {
-            let resource = Mark::resource_of(&key.metadata, owner).filter(|resource| team_id(*resource) == *team)?;
-            Some((resource, Mark::offering_of(&key.metadata, owner)))
-        });
-        let ours: BTreeMap<Uuid, Option<Uuid>> =
-            registered.chain(marked).chain(stored).filter(|(_, offering)| offering.is_none_or(|o| self.offering(o).is_some())).collect();
+        let mut ours = world.marked(owner);
+        ours.retain(|_, offering| offering.is_none_or(|of| self.offering(of).is_some()));
         let missing: Vec<Uuid> = ours.keys().filter(|id| !world.resources.contains_key(*id)).copied().collect();
         let most = usize::try_from(self.config.orphans.max_per_pass).unwrap_or(usize::MAX).max(1);
         // Those asked about first must not keep the others waiting for ever.

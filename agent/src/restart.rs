@@ -58,6 +58,7 @@ impl Agent {
         let Some(restart) = &self.config.restart else { return BTreeMap::new() };
         for (id, listed) in &world.secrets {
             let Some((_, resource)) = world.resources.get(id) else { continue };
+            let resource = resource.bare();
             let Some(deployment) = restart.of(resource.project) else { continue };
             let Some(namespace) = self.secrets.chat_namespace(resource.project) else { continue };
             let chat = listed.stored.iter().find(|stored| stored.connection.slot == Slot::Chat);

@@ -351,7 +351,15 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Incomplete`] when the pages do not add up to the total.
     pub async fn keys(&self) -> Result<Vec<Key>> {
-        self.list_keys(&[]).await
+        self.keys_as(|key| key).await
+    }
+
+    /// Like [`Client::keys`], keeping of each key only what `keep` makes of it: there may be ten thousands of them.
+    ///
+    /// # Errors
+    /// As [`Client::keys`].
+    pub async fn keys_as<U>(&self, keep: impl Fn(Key) -> U) -> Result<Vec<U>> {
+        self.list_keys(&[], keep).await
     }
 
     /// The keys of a team that are not deleted.
@@ -359,7 +367,7 @@ impl Client {
     /// # Errors
     /// As [`Client::keys`].
     pub async fn keys_of_team(&self, team_id: &str) -> Result<Vec<Key>> {
-        let mut keys = self.list_keys(&[("team_id", team_id)]).await?;
+        let mut keys = self.list_keys(&[("team_id", team_id)], |key| key).await?;
         keys.retain(|key| key.team_id.as_deref() == Some(team_id));
         Ok(keys)
     }
@@ -369,7 +377,7 @@ impl Client {
     /// # Errors
     /// As [`Client::keys`].
     pub async fn keys_by_alias(&self, alias: &str) -> Result<Vec<Key>> {
-        let mut keys = self.list_keys(&[("key_alias", alias)]).await?;
+        let mut keys = self.list_keys(&[("key_alias", alias)], |key| key).await?;
         // Other releases look for the alias anywhere in the text.
         keys.retain(|key| key.alias.as_deref() == Some(alias));
         Ok(keys)
@@ -380,7 +388,7 @@ impl Client {
     /// # Errors
     /// As [`Client::keys`].
     pub async fn deleted_keys_of_team(&self, team_id: &str) -> Result<Vec<Key>> {
-        let mut keys = self.list_keys(&[("team_id", team_id), ("status", "deleted")]).await?;
+        let mut keys = self.list_keys(&[("team_id", team_id), ("status", "deleted")], |key| key).await?;
         keys.retain(|key| key.team_id.as_deref() == Some(team_id));
         for key in &mut keys {
             key.deleted = true;
@@ -388,7 +396,7 @@ impl Client {
         Ok(keys)
     }
 
-    async fn list_keys(&self, filter: &[(&'static str, &str)]) -> Result<Vec<Key>> {
+    async fn list_keys<U>(&self, filter: &[(&'static str, &str)], keep: impl Fn(Key) -> U) -> Result<Vec<U>> {
         if filter.iter().any(|(_, value)| value.is_empty()) {
             return Err(invalid("GET", LIST, "an empty filter would list every key"));
         }
@@ -405,8 +413,9 @@ impl Client {
             }
             let answer = self.call(call).await?;
             let page: KeyPage = answer.decode()?;
-            if pages.add(&answer, page.current_page, page.total_count, page.keys, KeyRow::identity)? {
-                return pages.into_rows().into_iter().map(|row| row.into_key(&answer)).collect();
+            let keep = |row: KeyRow| row.into_key(&answer).map(&keep);
+            if pages.add(&answer, (page.current_page, page.total_count), page.keys, KeyRow::identity, keep)? {
+                return Ok(pages.into_rows());
             }
         }
     }

@@ -14,8 +14,9 @@ pub(crate) const PAGE_SIZE: u64 = 100;
 /// an added row can only repeat one that was seen (the total grows) and a removed one can only hide one (the total
 /// shrinks). So every row that was there when the reading began is seen, and rows added meanwhile may be missing. Repeated rows
 /// are dropped; a total that shrank, or rows that do not add up to the first one, make the read worthless.
-pub(crate) struct Pages<T> {
-    rows: Vec<T>,
+pub(crate) struct Pages<U> {
+    /// What is kept of each row.
+    rows: Vec<U>,
     seen: HashSet<String>,
     /// What the first page said.
     least: Option<u64>,
@@ -27,7 +28,7 @@ pub(crate) struct Pages<T> {
 /// Pages that may come beyond those the total promises, while rows are added.
 const MORE_PAGES: u64 = 50;
 
-impl<T> Pages<T> {
+impl<U> Pages<U> {
     pub(crate) fn new() -> Self {
         Self { rows: Vec::new(), seen: HashSet::new(), least: None, total: None, page: 1 }
     }
@@ -37,8 +38,15 @@ impl<T> Pages<T> {
         self.page
     }
 
-    /// Takes a page; true when it was the last one. `identity` tells rows apart.
-    pub(crate) fn add(&mut self, answer: &Answer, page: u64, total: u64, rows: Vec<T>, identity: impl Fn(&T) -> String) -> Result<bool> {
+    /// Takes a page; true when it was the last one. `identity` tells rows apart, `keep` makes of each what is kept.
+    pub(crate) fn add<T>(
+        &mut self,
+        answer: &Answer,
+        (page, total): (u64, u64),
+        rows: Vec<T>,
+        identity: impl Fn(&T) -> String,
+        mut keep: impl FnMut(T) -> Result<U>,
+    ) -> Result<bool> {
         if page != self.page {
             return Err(answer.incomplete(format!("asked for page {}, got page {page}", self.page)));
         }
@@ -53,7 +61,7 @@ impl<T> Pages<T> {
         let at_end = u64::try_from(rows.len()).unwrap_or(u64::MAX) < PAGE_SIZE;
         for row in rows {
             if self.seen.insert(identity(&row)) {
-                self.rows.push(row);
+                self.rows.push(keep(row)?);
             }
         }
         let count = self.count();
@@ -72,7 +80,7 @@ impl<T> Pages<T> {
         u64::try_from(self.rows.len()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn into_rows(self) -> Vec<T> {
+    pub(crate) fn into_rows(self) -> Vec<U> {
         self.rows
     }
 }

@@ -274,6 +274,14 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Incomplete`](crate::ErrorKind::Incomplete) when the pages do not add up to the total.
     pub async fn teams(&self) -> Result<Vec<Team>> {
+        self.teams_as(|team| team).await
+    }
+
+    /// Like [`Client::teams`], keeping of each team only what `keep` makes of it: there may be ten thousands of them.
+    ///
+    /// # Errors
+    /// As [`Client::teams`].
+    pub async fn teams_as<U>(&self, keep: impl Fn(Team) -> U) -> Result<Vec<U>> {
         let mut pages = Pages::new();
         loop {
             // The id is unique, so the order has no ties; the time of creation, in milliseconds, has.
@@ -284,7 +292,7 @@ impl Client {
                 .query("sort_order", "asc");
             let answer = self.call(call).await?;
             let page: TeamPage = answer.decode()?;
-            if pages.add(&answer, page.page, page.total, page.teams, |team| team.team_id.clone())? {
+            if pages.add(&answer, (page.page, page.total), page.teams, |team| team.team_id.clone(), |team| Ok(keep(team)))? {
                 return Ok(pages.into_rows());
             }
         }

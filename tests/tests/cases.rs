@@ -1359,6 +1359,32 @@ async fn a_key_that_was_registered_for_a_team_that_is_not_there_goes_with_its_or
 }
 
 #[tokio::test]
+async fn a_resource_that_is_restored_before_its_end_was_noticed_gets_a_key_that_waldur_can_show() {
+    for custom_keys in [true, false] {
+        let world = World::new(Profile::Late2026).await;
+        world.gateway.forbid_custom_keys(!custom_keys);
+        let agent = patient(&world).await;
+        let (order, resource) = world.order("llm", &["kestrel-8b"]);
+        let failing = Rule::new(Fault::status(503, "")).peer(Peer::Waldur).path("set_state_done");
+        let failing = world.faults.add(failing);
+        world.beat(&agent).await;
+        let shown = |state: &str| world.waldur.api_keys(resource).iter().filter(|key| key.state == state).count();
+        assert_eq!((shown("OK"), shown("Deleted")), (1, 0));
+        // Waldur ends the key with the resource, and the agent sees neither this nor what comes next.
+        world.waldur.cancel(order);
+        assert_eq!((shown("OK"), shown("Deleted")), (0, 1));
+        let restored = world.waldur.restore(resource);
+        world.faults.remove(failing);
+        world.advance(30 * MINUTE);
+        world.run_to_rest(&agent, 3).await;
+        assert_eq!(world.waldur.order_state(restored), "done");
+        assert_eq!((shown("OK"), shown("Deleted")), (1, 1), "custom keys: {custom_keys}");
+        assert_eq!(world.gateway.live_keys(&id(resource)).len(), 2);
+        world.check();
+    }
+}
+
+#[tokio::test]
 async fn c46_a_team_of_the_same_name_is_no_obstacle_and_a_foreign_backend_id_is() {
     let world = World::new(Profile::Y2024).await;
     let agent = patient(&world).await;

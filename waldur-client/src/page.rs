@@ -51,11 +51,16 @@ impl Client {
     /// Rows move between pages when the list changes underneath, so a list that does not add up is read once more from
     /// the start.
     pub(crate) async fn list<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Vec<T>> {
-        let first = self.read_pages(path, query).await?;
+        self.list_as(path, query, |row: T| row).await
+    }
+
+    /// Like [`Client::list`], keeping of each row only what `keep` makes of it.
+    pub(crate) async fn list_as<T: Row, U>(&self, path: &str, query: &[(&str, String)], keep: impl Fn(T) -> U) -> Result<Vec<U>> {
+        let first = self.read_pages(path, query, &keep).await?;
         if first.adds_up() {
             return Ok(first.rows);
         }
-        let second = self.read_pages::<T>(path, query).await?;
+        let second = self.read_pages(path, query, &keep).await?;
         if second.adds_up() {
             return Ok(second.rows);
         }
@@ -73,11 +78,11 @@ impl Client {
     /// The rows of a list from which rows are taken out all the time, such as the open orders. What moved to a page already
     /// read may be missing, so absence says nothing; a list that does not add up for another reason is an error all the same.
     pub(crate) async fn moving_list<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Vec<T>> {
-        let reading = self.read_pages(path, query).await?;
+        let reading = self.read_pages(path, query, &|row: T| row).await?;
         if reading.shrank || reading.adds_up() { Ok(reading.rows) } else { self.list(path, query).await }
     }
 
-    async fn read_pages<T: Row>(&self, path: &str, query: &[(&str, String)]) -> Result<Reading<T>> {
+    async fn read_pages<T: Row, U>(&self, path: &str, query: &[(&str, String)], keep: &impl Fn(T) -> U) -> Result<Reading<U>> {
         let mut reading = Reading { rows: Vec::new(), least: None, count: None, cut_off: false, shrank: false };
         let mut promised = false;
         let mut seen = HashSet::new();
@@ -96,7 +101,7 @@ impl Client {
             };
             let rows: Vec<T> = answer.decode()?;
             let before = reading.rows.len();
-            reading.rows.extend(rows.into_iter().filter(|row| row.id().is_none_or(|id| seen.insert(id))));
+            reading.rows.extend(rows.into_iter().filter(|row| row.id().is_none_or(|id| seen.insert(id))).map(keep));
             let count = answer.result_count();
             reading.shrank |= count < reading.count && count.is_some();
             reading.least = reading.least.or(count);

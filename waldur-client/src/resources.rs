@@ -132,13 +132,20 @@ impl Client {
     /// # Errors
     /// Any; the list is whole or an error.
     pub async fn resources(&self, offering: Uuid, states: &[ResourceState]) -> Result<Vec<Resource>> {
+        self.resources_as(offering, states, |resource| resource).await
+    }
+
+    /// Like [`Client::resources`], keeping of each resource only what `keep` makes of it: there may be ten thousands of them.
+    ///
+    /// # Errors
+    /// As [`Client::resources`].
+    pub async fn resources_as<U>(&self, offering: Uuid, states: &[ResourceState], keep: impl Fn(Resource) -> U) -> Result<Vec<U>> {
         let mut query = vec![("offering_uuid", offering.simple().to_string())];
         query.extend(states.iter().map(|state| ("state", state.to_string())));
         query.extend(FIELDS.map(|field| ("field", field.to_owned())));
-        let mut resources: Vec<Resource> = self.list("marketplace-provider-resources/", &query).await?;
         // A server that does not know a filter answers as if it were not there.
-        resources.retain(|resource| resource.offering.is_none_or(|of| of == offering));
-        Ok(resources)
+        let keep = |resource: Resource| resource.offering.is_none_or(|of| of == offering).then(|| keep(resource));
+        Ok(self.list_as("marketplace-provider-resources/", &query, keep).await?.into_iter().flatten().collect())
     }
 
     /// One resource.

@@ -387,8 +387,8 @@ async fn check_teams(agent: &Agent, report: &mut Report) {
         let Some(team) = seen.team.as_ref().filter(|_| seen.ownership(&agent.config.owner) == Ownership::Ours) else { continue };
         compared += 1;
         let rules = agent.rules(settings, &view);
-        let wanted = wanted_access(&rules, resource, None, &team.models).ok().and_then(|wanted| wanted.models);
-        let name = format!("team {} (resource {})", team.team_id, resource.slug);
+        let wanted = wanted_access(&rules, &seen.resource, None, &team.models).ok().and_then(|wanted| wanted.models);
+        let name = format!("team {} (resource {})", team.team_id, seen.resource.slug);
         let held: BTreeSet<&str> = team.models.iter().map(String::as_str).filter(|model| *model != NO_MODELS).collect();
         let mut lines = Vec::new();
         if team.models.is_empty() {

@@ -69,9 +69,9 @@ pub async fn plan(agent: &Agent) -> Result<(), Problem> {
         let rules = agent.rules(offering, &catalogue);
         let seen = world.view(offering.uuid, resource, 0);
         let held = seen.team.as_ref().map(|team| team.models.as_slice()).unwrap_or_default();
-        let actions = wanted_access(&rules, resource, None, held).and_then(|wanted| plan_access(&rules, &wanted, &seen));
-        lines.push(format!("resource {} ({}):", id.simple(), clean(&resource.slug)));
-        if resource.state == ResourceState::Erred {
+        let actions = wanted_access(&rules, &seen.resource, None, held).and_then(|wanted| plan_access(&rules, &wanted, &seen));
+        lines.push(format!("resource {} ({}):", id.simple(), clean(&seen.resource.slug)));
+        if seen.resource.state == ResourceState::Erred {
             lines.push("  take up its erred order again, or set it to OK".into());
         }
         match actions {
@@ -193,6 +193,7 @@ pub async fn status(agent: &Agent, as_json: bool) -> Result<(), Problem> {
     let mut values = Vec::new();
     for (id, (offering, resource)) in &world.resources {
         let seen = world.view(*offering, resource, 0);
+        let resource = &seen.resource;
         let team = seen.team.as_ref();
         let secrets = seen.secrets.as_ref();
         let ready = |slot: Slot| {
@@ -353,11 +354,8 @@ pub async fn list_orphans(agent: &Agent) -> Result<(), Problem> {
 
 async fn orphan_rows(agent: &Agent, world: &World) -> Result<Vec<(Uuid, String, String)>, Problem> {
     let owner = &agent.config.owner;
-    let marked = world.teams.values().filter_map(|team| Mark::resource_of(&team.metadata, owner));
-    let ids: std::collections::BTreeSet<Uuid> =
-        marked.chain(world.secrets.keys().copied()).filter(|id| !world.resources.contains_key(id)).collect();
     let mut rows = Vec::new();
-    for id in ids {
+    for id in world.marked(owner).into_keys().filter(|id| !world.resources.contains_key(id)) {
         let state = match agent.waldur.resource(id).await {
             Ok(resource) => resource.state.to_string(),
             Err(error) if error.class() == waldur_client::Class::NotFound => "not shown".into(),

@@ -11,6 +11,7 @@ use waldur_client::{Offering, Order, OrderState};
 
 use crate::config::{ApprovalMode, OfferingConfig};
 use crate::observe::World;
+use crate::observe::packed::Packed;
 use crate::plan::{Notes, Shop, Stage, approval, removable_from, stage};
 use crate::usage::budget;
 use crate::visible::start;
@@ -136,7 +137,8 @@ impl Seen {
             .resources
             .iter()
             .map(|(id, (_, resource))| {
-                let team = world.teams.get(&crate::domain::team_id(*id));
+                let team = world.teams.get(&crate::domain::team_id(*id)).map(Packed::bare);
+                let resource = resource.bare();
                 SeenResource {
                     uuid: *id,
                     name: start(&resource.name, LONGEST_NAME),
@@ -145,7 +147,7 @@ impl Seen {
                     blocked: team.is_some_and(|team| team.blocked),
                     spend: team.map(|team| team.spend.max(Decimal::ZERO)),
                     budget: team.and_then(|team| team.max_budget),
-                    share: team.and_then(|team| budget::share(team)).map(|share| share.to_u32().unwrap_or(u32::MAX)),
+                    share: team.and_then(budget::share).map(|share| share.to_u32().unwrap_or(u32::MAX)),
                     reset: team.and_then(|team| team.budget_reset_at.filter(|_| team.max_budget.is_some())),
                     overdue: team.is_some_and(|team| budget::is_overdue(team, now)),
                 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use litellm_client::{Change, Key, Models, NewTeam, Team, TeamPatch, key_hash};
 use serde_json::{Map, Value, json};
-use waldur_client::{Endpoint, Order, OrderKind, ReportSection, Resource};
+use waldur_client::{ApiKeyState, Endpoint, Order, OrderKind, ReportSection, Resource};
 
 use super::evaluate::new_options;
 use super::{Access, Action, Observed, Obstacle, Rules, SecretDraft, TERMINATING_SINCE};
@@ -142,7 +142,7 @@ fn store_secret(listed: &Listed, draft: SecretDraft) -> Action {
 
 /// The next key in the place of one that is to be replaced; nothing where none is.
 fn replace_key(rules: &Rules<'_>, wanted: &Access, seen: &Observed, chosen: &Chosen<'_>, models: &Models) -> Option<Action> {
-    let base = chosen.secret.filter(|secret| matches!(secret.connection.rotation, Rotation::Wanted { .. }))?;
+    let base = chosen.secret.filter(|_| chosen.is_replaced())?;
     let draft = SecretDraft { rotation: chosen.after_replacement(), ..draft(rules, wanted, seen, chosen.slot, models) };
     Some(Action::ReplaceKey { base: Box::new(base.clone()), draft })
 }
@@ -154,6 +154,9 @@ struct Chosen<'a> {
     surplus: Vec<&'a Stored>,
     /// The live key at the gateway that this Secret holds.
     key: Option<&'a Key>,
+    /// Waldur shows the key as deleted, as it does once a resource ends. A resource that was restored before its end was noticed
+    /// still has that key, and Waldur takes no deleted one back.
+    is_over: bool,
 }
 
 impl<'a> Chosen<'a> {
@@ -166,7 +169,11 @@ impl<'a> Chosen<'a> {
         let mut candidates: Vec<&Stored> = stored.iter().filter(|s| s.connection.slot == slot).collect();
         candidates.sort_by_key(|s| (live(s).is_none(), s.created.is_none(), s.created, s.connection.name.clone()));
         let secret = candidates.first().copied();
-        Self { slot, secret, surplus: candidates.into_iter().skip(1).collect(), key: secret.and_then(live) }
+        let is_over = secret.is_some_and(|secret| {
+            let id = secret.connection.alias.as_str();
+            seen.api_keys.iter().flatten().any(|known| known.client_id == id && known.state == ApiKeyState::Deleted)
+        });
+        Self { slot, secret, surplus: candidates.into_iter().skip(1).collect(), key: secret.and_then(live), is_over }
     }
 
     fn alias(&self, resource: uuid::Uuid) -> Option<KeyAlias> {
@@ -175,7 +182,7 @@ impl<'a> Chosen<'a> {
 
     /// Whether another key is to take the place of the one in the Secret.
     fn is_replaced(&self) -> bool {
-        self.secret.is_some_and(|secret| matches!(secret.connection.rotation, Rotation::Wanted { .. }))
+        self.is_over || self.secret.is_some_and(|secret| matches!(secret.connection.rotation, Rotation::Wanted { .. }))
     }
 
     /// What a Secret says about its old key once it holds a new one.

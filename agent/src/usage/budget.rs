@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::agent::Agent;
 use crate::observe::World;
+use crate::observe::packed::Packed;
 use crate::orders::count;
 
 /// A budget that was to be reset so long ago still was not.
@@ -43,7 +44,7 @@ impl Agent {
         let mut overdue = 0_usize;
         let mut still = std::collections::HashSet::<Uuid>::new();
         for id in world.resources.keys() {
-            let Some(team) = world.teams.get(&crate::domain::team_id(*id)) else { continue };
+            let Some(team) = world.teams.get(&crate::domain::team_id(*id)).map(Packed::bare) else { continue };
             if let Some(spent) = share(team) {
                 for (_, resources) in by_share.iter_mut().filter(|(share, _)| spent >= Decimal::from(**share)) {
                     *resources += 1;
