@@ -122,7 +122,9 @@ impl Agent {
             }
         }
         // Whether the server has endpoints by now is asked with one resource, not with all of them at once.
-        let sample = world.resources.iter().find(|(_, (_, resource))| resource.bare().state == ResourceState::Ok);
+        let blocked: HashSet<Uuid> = drift.blocked.iter().map(|(id, _)| *id).collect();
+        let sample =
+            world.resources.iter().find(|(id, (_, resource))| resource.bare().state == ResourceState::Ok && !blocked.contains(*id));
         if let Some((id, (offering, _))) = sample.filter(|_| self.features.forget_old_no(Feature::Endpoints)) {
             self.begin_repair(*offering, *id);
         }
@@ -246,7 +248,11 @@ impl Agent {
                         }
                     }
                     Ok(_) => drift.drifted.push(*id),
-                    Err(obstacle) => drift.blocked.push((*id, obstacle)),
+                    Err(obstacle) => {
+                        // Nothing is done with it, so nothing of it waits, and no right is missed for it.
+                        self.schedule.forget(*id);
+                        drift.blocked.push((*id, obstacle));
+                    }
                 }
                 if seen.mark_repairs >= 2 && seen.team.as_ref().is_some_and(|team| Mark::owner_of(&team.metadata).is_none()) {
                     let message = format!(

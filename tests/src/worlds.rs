@@ -26,7 +26,7 @@ use llm_access_fixtures::kube::Kube;
 use llm_access_fixtures::litellm::LiteLlm;
 use llm_access_fixtures::waldur::{Profile, Project, ResourceView, Waldur};
 use rust_decimal::Decimal;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tracing::Dispatch;
 use uuid::Uuid;
@@ -598,8 +598,10 @@ impl Hands {
         (!open.is_empty()).then(|| open[usize::from(n) % open.len()])
     }
 
-    fn choices(&self, mask: u8) -> Vec<String> {
-        let choices = self.waldur.models(self.offering);
+    /// Some of the models that a form offers: the one for orders, or the one for changes, which the agent sets one after the other.
+    fn choices(form: &Value, mask: u8) -> Vec<String> {
+        let choices = form.pointer("/options/models/choices").and_then(Value::as_array);
+        let choices: Vec<String> = choices.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
         let mut chosen: Vec<String> =
             choices.iter().enumerate().filter(|(at, _)| mask >> (at % 8) & 1 == 1).map(|(_, name)| name.clone()).collect();
         if chosen.is_empty() {
@@ -709,7 +711,7 @@ impl Hands {
         let done = |text: String| Some(text);
         match act {
             Act::Order(mask, budget) => {
-                let models = self.choices(mask);
+                let models = Self::choices(&self.waldur.forms(self.offering).0, mask);
                 if models.is_empty() {
                     return None;
                 }
@@ -735,7 +737,7 @@ impl Hands {
             }
             Act::Models(n, mask) => {
                 let resource = self.free(n, &["OK"])?;
-                let models = self.choices(mask);
+                let models = Self::choices(&self.waldur.forms(self.offering).1, mask);
                 if models.is_empty() {
                     return None;
                 }

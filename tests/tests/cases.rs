@@ -1328,6 +1328,25 @@ async fn c46_a_foreign_team_outlives_the_order_that_met_it() {
 }
 
 #[tokio::test]
+async fn no_right_is_missed_for_a_resource_that_another_agent_took_over() {
+    let world = World::new(Profile::V8_0).await;
+    let agent = patient(&world).await;
+    let resource = world.sold(&agent, "llm", &["kestrel-8b"]).await;
+    world.waldur.pause(resource, true);
+    let denied = Fault::status(403, r#"{"detail":"You do not have permission to perform this action."}"#);
+    world
+        .faults
+        .add(Rule::new(denied).peer(Peer::Waldur).method("GET").path(&format!("/marketplace-provider-resources/{}/", id(resource))));
+    ten_passes(&world, &agent).await;
+    assert!(condition(&agent, "waldur-credential").is_some(), "{:?}", agent.conditions.all());
+    world.faults.clear();
+    world.waldur.put_backend_id(resource, "slurm-account-17");
+    ten_passes(&world, &agent).await;
+    assert!(condition(&agent, "foreign-backend-id").is_some());
+    assert_eq!(condition(&agent, "waldur-credential"), None);
+}
+
+#[tokio::test]
 async fn a_key_that_was_registered_for_a_team_that_is_not_there_goes_with_its_order() {
     for profile in PROFILES {
         for seen_at_once in [true, false] {

@@ -72,13 +72,13 @@ mod tests {
 
     #[test]
     fn what_is_unpacked_is_what_was_packed() {
-        let metadata = r#"{"a":{"b":[1,{"c":null}],"d":123456789012345678901234567890.10},"e":"\u0000\ud83d\ude00\"","f":1e400,"g":-0.0}"#;
+        let metadata = r#"{"a":{"b":[1,{"c":null}],"d":123456789012345678901234567890.10},"e":"\u0000\ud83d\ude00\"","f":1e300,"g":-0.0,"h":0.30000000000000004,"i":2.2250738585072011e-308,"j":9007199254740993.5}"#;
         let resource = format!(
             r#"{{"uuid":"{0}","state":"OK","name":"aurora","options":{{"models":["all"]}},"attributes":{{}},"backend_metadata":{metadata}}}"#,
             "0".repeat(32)
         );
         let resource: Resource = serde_json::from_str(&resource).unwrap();
-        assert!(resource.backend_metadata.len() == 4 && resource.options.len() == 1);
+        assert!(resource.backend_metadata.len() == 7 && resource.options.len() == 1);
         let packed = Packed::new(resource.clone());
         assert_eq!(packed.whole(), resource);
         assert!(packed.bare().backend_metadata.is_empty() && packed.bare().name == "aurora");
