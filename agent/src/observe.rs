@@ -258,15 +258,21 @@ impl World {
         }
     }
 
-    /// The resources that teams, keys and Secrets with the mark of this owner name, and the offerings that they name.
+    /// The resources that teams, keys and Secrets with the mark of this owner name, and the offerings that they name. Of a living
+    /// resource it is enough that its team is there.
     pub(crate) fn marked(&self, owner: &str) -> BTreeMap<Uuid, Option<Uuid>> {
         let of = |metadata: &serde_json::Map<String, serde_json::Value>| {
             Some((Mark::resource_of(metadata, owner)?, Mark::offering_of(metadata, owner)))
         };
+        let living = |team: &String| {
+            let id = Uuid::parse_str(team).ok()?;
+            self.resources.get(&id).map(|(offering, _)| (id, Some(*offering)))
+        };
+        let teams = self.teams.iter().filter_map(|(id, team)| living(id).or_else(|| of(&team.whole().metadata)));
+        let keys = self.keys.iter().filter(|(team, _)| living(team).is_none());
+        let keys = keys.flat_map(|(team, keys)| keys.iter().map(move |key| (team, key.whole())));
         // A key that somebody moved to another team says nothing of its resource.
-        let keys = self.keys.iter().flat_map(|(team, keys)| keys.iter().map(move |key| (team, key.whole())));
         let keys = keys.filter_map(|(team, key)| of(&key.metadata).filter(|(resource, _)| team_id(*resource) == *team));
-        let teams = self.teams.values().filter_map(|team| of(&team.whole().metadata));
         let secrets = self.secrets.iter().map(|(id, listed)| (*id, listed.stored.first().map(|stored| stored.connection.offering)));
         keys.chain(teams).chain(secrets).collect()
     }
