@@ -73,8 +73,6 @@ pub struct View {
     pub withdrawn: BTreeSet<String>,
     /// Models that are not in the catalogue but do not count as gone yet, and since when they are missed.
     pub missing: BTreeMap<String, Timestamp>,
-    /// Those of the missing that may be ordered as before: nobody said that they should go.
-    pub kept_choices: BTreeSet<String>,
     /// Models that lost their prices, or whose entry ends the file and lost its `orderable: false`, too short a time ago to
     /// believe it: they keep what they had. A file that was cut inside its last entry looks like that.
     pub doubted: BTreeSet<String>,
@@ -116,7 +114,6 @@ impl View {
             gone: BTreeSet::new(),
             withdrawn: BTreeSet::new(),
             missing: BTreeMap::new(),
-            kept_choices: BTreeSet::new(),
             doubted: BTreeSet::new(),
             held: None,
             readable: true,
@@ -262,10 +259,10 @@ impl Watch {
             (Some(_), None) => Arc::new(Catalogue { max_budget: read.max_budget.or(remembered.max_budget), ..read.clone() }),
         };
         let missing: BTreeMap<String, Timestamp> = self.absent.iter().map(|(name, wait)| (name.clone(), wait.since)).collect();
-        let kept_choices: BTreeSet<String> = self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned().collect();
         let mut sold = catalogue.orderable();
-        sold.extend(kept_choices.iter().cloned());
-        let view = View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, kept_choices, doubted, held, readable: true };
+        // Those of the missing that may be ordered as before: nobody said that they should go.
+        sold.extend(self.orderable.iter().filter(|name| missing.contains_key(*name)).cloned());
+        let view = View { sold, catalogue, gone: self.gone.clone(), withdrawn, missing, doubted, held, readable: true };
         if self.view.as_deref() != Some(&view) {
             self.view = Some(Arc::new(view));
         }
