@@ -85,13 +85,13 @@ lint: ## formatting, clippy and, when cargo-deny is installed, the dependency ru
 
 .PHONY: bench
 bench: ## measure the agent against its budgets
-	$(CARGO) build --release -p llm-access-agent -p llm-access-tests
-	'$(TARGET)/release/bench' --agent '$(TARGET)/release/llm-access-agent' $(BENCH_ARGS)
+	@$(CARGO) build --release -p llm-access-agent -p llm-access-tests
+	@'$(TARGET)/release/bench' --agent '$(TARGET)/release/llm-access-agent' $(BENCH_ARGS)
 
 .PHONY: bench-peer
 bench-peer: ## measure the Python agent waldur-site-agent beside this one
-	$(CARGO) build --release -p llm-access-agent -p llm-access-tests
-	tests/bench-peer/run '$(TARGET)/release/llm-access-agent' '$(TARGET)/release/bench' $(BENCH_ARGS)
+	@$(CARGO) build --release -p llm-access-agent -p llm-access-tests
+	@tests/bench-peer/run '$(TARGET)/release/llm-access-agent' '$(TARGET)/release/bench' $(BENCH_ARGS)
 
 .PHONY: dist
 dist: ## the binary as it is deployed, in the target folder under dist/, with its size and, when cargo-cyclonedx is installed, what is in it

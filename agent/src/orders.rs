@@ -191,6 +191,7 @@ impl Agent {
             match followed.await {
                 Ok(()) => {
                     agent.schedule.forget(order);
+                    agent.forget_final_usage(order);
                     agent.conditions.clear_all(&RESOURCE_CONDITIONS, resource.simple());
                 }
                 Err(Failure::Forbidden { peer, right, message }) => agent.right_is_missing(order, peer, right, &message),
@@ -255,10 +256,15 @@ impl Agent {
     }
 
     fn forget_order(&self, order: Uuid) {
+        self.forget_final_usage(order);
+        self.memory().heals.remove(&order);
+    }
+
+    fn forget_final_usage(&self, order: Uuid) {
         let mut memory = self.memory();
         memory.readings.remove(&order);
         memory.billed.remove(&order);
-        memory.heals.remove(&order);
+        memory.usage.forget_end(order);
     }
 
     async fn order_failed(&self, order: &Order, resource: Uuid, failure: &Failure) {
@@ -463,6 +469,15 @@ impl Agent {
                 Err(failure) if !self.is_leading() => return Err(failure),
                 Ok(()) | Err(Failure::Conflict { .. }) => {
                     let resource = self.waldur.resource(id).await?;
+                    // Somebody may have begun to end it meanwhile, or another order.
+                    let goes_on = match order {
+                        Some(_) => resource.state != ResourceState::Terminating,
+                        None => matches!(resource.state, ResourceState::Ok | ResourceState::Erred),
+                    };
+                    if !goes_on {
+                        let message = format!("resource {} became {} while it was worked on", id.simple(), resource.state);
+                        return Err(Failure::Conflict { message });
+                    }
                     seen = self.observe(resource, offering.uuid, Depth::Full).await?;
                 }
                 Err(failure) => return Err(failure),
@@ -497,8 +512,14 @@ impl Agent {
         let mut resource = resource;
         for _ in 0..ROUNDS {
             let seen = self.observe_for_removal(resource).await?;
-            match plan_removal(&self.config.owner, &seen, self.clock.now(), self.config.terminate.drain)? {
-                Removal::Block(actions) => self.apply(id, &actions).await?,
+            let left = match plan_removal(&self.config.owner, &seen, self.clock.now(), self.config.terminate.drain)? {
+                Removal::Block(actions) => {
+                    // Calls were possible until now, so that what was read and told of this end before is not the last of it.
+                    self.forget_final_usage(order.uuid);
+                    self.apply(id, &actions).await?;
+                    resource = seen.resource;
+                    continue;
+                }
                 Removal::Drain(until) => return Ok(Turn::Waits(until, "calls in flight and their rows are waited out")),
                 Removal::Bill { since, then } => {
                     let now = self.clock.now();
@@ -514,22 +535,18 @@ impl Agent {
                         }
                         self.memory().billed.insert(order.uuid);
                     }
-                    if then.is_empty() {
-                        return self.finish_terminated(order, id).await;
-                    }
-                    if let Some(state) = self.ended_meanwhile(order).await? {
-                        return Ok(Turn::Ended(state));
-                    }
-                    self.apply(id, &then).await?;
+                    then
                 }
-                Removal::Remove(actions) => {
-                    if let Some(state) = self.ended_meanwhile(order).await? {
-                        return Ok(Turn::Ended(state));
-                    }
-                    self.apply(id, &actions).await?;
-                }
-                Removal::Nothing => return self.finish_terminated(order, id).await,
+                Removal::Remove(actions) => actions,
+                Removal::Nothing => Vec::new(),
+            };
+            if left.is_empty() {
+                return self.finish_terminated(order, id).await;
             }
+            if let Some(state) = self.ended_meanwhile(order).await? {
+                return Ok(Turn::Ended(state));
+            }
+            self.apply(id, &left).await?;
             resource = seen.resource;
         }
         Err(Failure::Conflict {

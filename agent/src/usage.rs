@@ -27,7 +27,7 @@ use crate::clock::after;
 use crate::config::OfferingConfig;
 use crate::domain::{BillingMonth, team_id};
 use crate::gate::Peer;
-use crate::plan::{Amounts, Notes, Proven, TeamUse, component_amounts, usable_components};
+use crate::plan::{Notes, Proven, TeamUse, component_amounts, usable_components};
 use ledger::{LogMemory, Whose};
 use report::{How, Outcome, Seller};
 
@@ -40,8 +40,8 @@ const UNPROVEN_FOR: Duration = Duration::from_secs(3600);
 /// What the usage passes of a process remember. Losing it costs a few reads, never a figure.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// Amounts that a reading of Waldur showed to be there, and when.
-    proven: HashMap<(Uuid, BillingMonth), (Amounts, Timestamp)>,
+    /// Digests of the amounts that a reading of Waldur showed to be there, and when.
+    proven: HashMap<(Uuid, BillingMonth), ([u8; 32], Timestamp)>,
     /// Months of resources that Waldur takes nothing for any more.
     closed: HashMap<(Uuid, BillingMonth), String>,
     /// Components that Waldur refused, by offering where it does not know them there, else by resource, and when.
@@ -68,6 +68,14 @@ pub(crate) struct Memory {
     unproven_since: HashMap<Uuid, Timestamp>,
     /// What the log of calls said.
     log: LogMemory,
+}
+
+impl Memory {
+    /// Nothing that was tried for the end of a resource counts any more.
+    pub(crate) fn forget_end(&mut self, order: Uuid) {
+        self.refused_since.remove(&order);
+        self.unproven_since.remove(&order);
+    }
 }
 
 impl Agent {

@@ -221,6 +221,11 @@ impl Answer {
         })
     }
 
+    /// Lets go of the body, once it is read: it can be tens of megabytes.
+    pub(crate) fn free(&mut self) {
+        self.body = Vec::new();
+    }
+
     pub(crate) fn incomplete(&self, message: impl Into<String>) -> Error {
         self.fail(ErrorKind::Incomplete { message: self.scrubber.clean(&message.into()) })
     }
@@ -348,7 +353,9 @@ impl Client {
         if success && response.content_length().is_some_and(|length| length > u64::try_from(cap).unwrap_or(u64::MAX)) {
             return Err(too_large());
         }
-        let mut body = Vec::new();
+        // In one piece where its length is told: one that grows takes up to twice the room.
+        let length = response.content_length().and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
+        let mut body = Vec::with_capacity(length.min(cap));
         loop {
             let chunk = match response.chunk().await {
                 Ok(Some(chunk)) => chunk,

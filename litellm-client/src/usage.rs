@@ -277,7 +277,7 @@ impl Client {
         loop {
             let mut call = Call::get(PAGED).cap(USAGE_PAGE_CAP).query("page", wanted.to_string()).query("page_size", size.to_string());
             call.query.extend(filter.iter().cloned());
-            let answer = match self.call(call).await {
+            let mut answer = match self.call(call).await {
                 Err(error) if wanted == 1 && size > FEWER_ROWS && is_page_too_large(&error) => {
                     size = FEWER_ROWS;
                     continue;
@@ -285,6 +285,7 @@ impl Client {
                 answer => answer?,
             };
             let Page { results, metadata } = answer.decode()?;
+            answer.free();
             if metadata.page != wanted {
                 return Err(answer.incomplete(format!("asked for page {wanted}, got page {}", metadata.page)));
             }
@@ -317,7 +318,7 @@ impl Client {
     pub async fn daily_totals(&self, team_ids: &[&str], from: Date, to: Date) -> Result<Option<Vec<DayPage>>> {
         let mut call = Call::get(AGGREGATED).cap(TOTALS_CAP).query("api_key_limit", "1");
         call.query.extend(filter(AGGREGATED, team_ids, from, to)?);
-        let answer = self.exchange(call).await?;
+        let mut answer = self.exchange(call).await?;
         if !answer.is_success() {
             let error = answer.error();
             return match &error.kind {
@@ -327,6 +328,7 @@ impl Client {
             };
         }
         let Page { results, metadata } = answer.decode()?;
+        answer.free();
         if metadata.has_more {
             return Err(answer.incomplete("an answer without pages says that there is more"));
         }

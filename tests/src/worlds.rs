@@ -600,8 +600,7 @@ impl Hands {
 
     /// Some of the models that a form offers: the one for orders, or the one for changes, which the agent sets one after the other.
     fn choices(form: &Value, mask: u8) -> Vec<String> {
-        let choices = form.pointer("/options/models/choices").and_then(Value::as_array);
-        let choices: Vec<String> = choices.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+        let choices = llm_access_fixtures::waldur::choices(form);
         let mut chosen: Vec<String> =
             choices.iter().enumerate().filter(|(at, _)| mask >> (at % 8) & 1 == 1).map(|(_, name)| name.clone()).collect();
         if chosen.is_empty() {

@@ -201,6 +201,14 @@ const MISTAKES: &[Mistake] = &[
         words: &["FAIL  waldur rights", "give it CUSTOMER.OWNER"],
     },
     Mistake {
+        name: "a token of the owner of another organization",
+        make: |world| {
+            world.write("waldur-token", &world.waldur.owner_token());
+            world.config_text(FAST)
+        },
+        words: &["FAIL  offering", "no role on its provider", "give it CUSTOMER.OWNER"],
+    },
+    Mistake {
         name: "an offering that is not there",
         make: |world| world.config_text(FAST).replace(&world.offering.to_string(), "00000000-0000-4000-8000-000000000001"),
         words: &["FAIL  offering 00000000000040008000000000000001", "does not exist", "offerings[].uuid"],

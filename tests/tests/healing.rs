@@ -1,6 +1,7 @@
 //! Orders that erred, resources that look broken, and what is left to people.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use llm_access_agent::agent::Agent;
@@ -580,6 +581,42 @@ async fn a_right_that_a_repair_lacked_is_not_missed_once_the_resource_has_ended(
         world.beat(&agent).await;
         assert!(agent.conditions.all().is_empty(), "{profile:?}: {:?}", agent.conditions.all());
         assert!(agent.schedule.waiting().is_empty(), "{:?}", agent.schedule.waiting());
+        world.check();
+    }
+}
+
+#[tokio::test]
+async fn a_repair_ends_where_an_end_begins() {
+    for profile in PROFILES {
+        let world = Arc::new(World::new(profile).await);
+        let agent = world.patient().await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        let team = resource.simple().to_string();
+        let spoil = || world.gateway.edit_team(&team, &json!({"tpm_limit": 5})).unwrap();
+        let first_write = || world.faults.calls().iter().position(|call| call.path.contains("/team/update")).unwrap() + 1;
+        spoil();
+        world.faults.reset_calls();
+        world.slow_beat(&agent).await;
+        let k = first_write();
+
+        spoil();
+        world.faults.reset_calls();
+        // Another process of the agent carries the order out, and has got as far as blocking the team.
+        let there = Arc::clone(&world);
+        let of = team.clone();
+        world.faults.before_call(k + 1, move || {
+            let order = there.waldur.terminate(resource);
+            if there.waldur.order_state(order) == "pending-provider" {
+                there.waldur.staff_approve(order);
+            }
+            assert_eq!(there.waldur.resource(resource).state, "Terminating");
+            there.gateway.edit_team(&of, &json!({"blocked": true})).unwrap();
+        });
+        world.slow_beat(&agent).await;
+        assert_eq!(first_write(), k, "the same repair");
+        assert!(world.gateway.team(&team).unwrap().blocked, "{profile:?}: {:?}", world.writes(None));
+        world.run_to_rest(&agent, 40).await;
+        assert!(world.gateway.team(&team).is_none());
         world.check();
     }
 }

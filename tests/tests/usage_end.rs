@@ -15,7 +15,7 @@ use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::program::command;
 use llm_access_tests::{PROFILES, Store, World};
 use rust_decimal::Decimal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
 use uuid::Uuid;
 
@@ -243,6 +243,34 @@ async fn nobody_lowers_the_figures_of_a_resource_that_is_being_ended() {
     agent.waldur.set_usage(other, &typed, None).await.unwrap();
     agent.usage_pass(&Pass { how, ..Pass::default() }).await.unwrap();
     assert_eq!(told(&world, other, "2026-11", "spend"), "0.00");
+}
+
+#[tokio::test]
+async fn calls_that_somebody_allows_after_the_final_usage_was_told_are_billed_too() {
+    for profile in PROFILES {
+        let world = World::new(profile).await;
+        let agent = world.agent().await;
+        let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+        let key = world.key(resource, "project");
+        world.gateway.chat(&key, "kestrel-8b", "P=1000 C=0").unwrap();
+        let order = world.waldur.terminate(resource);
+        // The final usage is told, and then nothing can be removed for a while.
+        let refused = Fault::status(503, r#"{"error":{"message":"try again","type":"internal_server_error","code":"503"}}"#);
+        world.faults.add(Rule::new(refused).peer(Peer::LiteLlm).path("/key/delete"));
+        for _ in 0..20 {
+            world.beat(&agent).await;
+            world.advance(Duration::from_secs(60));
+        }
+        assert_eq!(told(&world, resource, "2026-11", "input_tokens"), "1.00", "{profile:?}");
+        assert_eq!(world.waldur.order_state(order), "executing");
+        world.gateway.edit_team(&id(resource), &json!({"blocked": false})).unwrap();
+        world.gateway.chat(&key, "kestrel-8b", "P=1000 C=0").unwrap();
+        world.faults.clear();
+        world.run_to_rest(&agent, 40).await;
+        assert_eq!(world.waldur.order_state(order), "done");
+        assert_eq!(told(&world, resource, "2026-11", "input_tokens"), "2.00", "{profile:?}");
+        world.check();
+    }
 }
 
 #[tokio::test]

@@ -38,7 +38,8 @@ pub struct ComponentUsage {
     pub description: String,
 }
 
-const FIELDS: [&str; 7] = ["uuid", "type", "usage", "billing_period", "date", "resource_uuid", "description"];
+/// The server's names of what [`ComponentUsage`] reads; the last two are for people.
+const FIELDS: [&str; 7] = ["uuid", "type", "usage", "billing_period", "resource_uuid", "date", "description"];
 
 /// An amount to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,10 +111,9 @@ impl Client {
     /// # Errors
     /// Any; the list is whole or an error.
     pub async fn usages(&self, resource: Uuid, billing_period: Date) -> Result<Vec<ComponentUsage>> {
-        let rows = self.usage_rows(("resource_uuid", resource.simple().to_string()), billing_period).await?;
         // A server that does not know a filter answers as if it were not there.
-        let of_it = |row: &ComponentUsage| row.resource.is_none_or(|of| of == resource);
-        Ok(rows.into_iter().filter(of_it).collect())
+        let of_it = |row: ComponentUsage| row.resource.is_none_or(|of| of == resource).then_some(row);
+        self.usage_rows(("resource_uuid", resource.simple().to_string()), billing_period, &FIELDS, of_it).await
     }
 
     /// What the server holds for all resources of an offering in the month that begins on `billing_period`. Where the
@@ -122,16 +122,36 @@ impl Client {
     /// # Errors
     /// Any; the list is whole or an error.
     pub async fn usages_of_offering(&self, offering: Uuid, billing_period: Date) -> Result<Vec<ComponentUsage>> {
-        self.usage_rows(("offering_uuid", offering.simple().to_string()), billing_period).await
+        self.usage_rows(("offering_uuid", offering.simple().to_string()), billing_period, &FIELDS, Some).await
     }
 
-    async fn usage_rows(&self, of: (&'static str, String), billing_period: Date) -> Result<Vec<ComponentUsage>> {
+    /// Like [`Client::usages_of_offering`] without what is for people, the date and the description, and keeping of each row
+    /// only what `keep` makes of it: there may be a hundred thousand of them.
+    ///
+    /// # Errors
+    /// As [`Client::usages_of_offering`].
+    pub async fn usages_of_offering_as<U>(
+        &self,
+        offering: Uuid,
+        billing_period: Date,
+        keep: impl Fn(ComponentUsage) -> Option<U>,
+    ) -> Result<Vec<U>> {
+        self.usage_rows(("offering_uuid", offering.simple().to_string()), billing_period, &FIELDS[..5], keep).await
+    }
+
+    async fn usage_rows<U>(
+        &self,
+        of: (&'static str, String),
+        billing_period: Date,
+        fields: &[&str],
+        keep: impl Fn(ComponentUsage) -> Option<U>,
+    ) -> Result<Vec<U>> {
         let month = billing_period.first_of_month();
         let mut query = vec![of, ("billing_period", month.to_string())];
-        query.extend(FIELDS.map(|field| ("field", field.to_owned())));
-        let mut rows: Vec<ComponentUsage> = self.list("marketplace-component-usages/", &query).await?;
-        rows.retain(|row| row.billing_period.is_none_or(|period| period.first_of_month() == month));
-        Ok(rows)
+        query.extend(fields.iter().map(|field| ("field", (*field).to_owned())));
+        let of_month = |row: &ComponentUsage| row.billing_period.is_none_or(|period| period.first_of_month() == month);
+        let keep = |row: ComponentUsage| if of_month(&row) { keep(row) } else { None };
+        Ok(self.list_as("marketplace-component-usages/", &query, keep).await?.into_iter().flatten().collect())
     }
 
     /// Reports totals of a month, half-up to two decimals; each replaces what was there.

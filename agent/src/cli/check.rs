@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use waldur_client::{Class, ErrorKind, Offering, ResourceState};
+use uuid::Uuid;
+use waldur_client::{Class, ErrorKind, Offering, ResourceState, User};
 
 use super::EXIT_INPUT;
 use super::commands::Problem;
@@ -81,8 +82,8 @@ pub async fn check(agent: &Agent, warnings: &[String], files: &[PathBuf]) -> Res
     }
     check_credentials(agent, &mut report);
     check_catalogue(agent, &mut report);
-    if check_waldur(agent, &mut report).await {
-        check_offerings(agent, &mut report).await;
+    if let Some(user) = check_waldur(agent, &mut report).await {
+        check_offerings(agent, &user, &mut report).await;
     }
     check_gateway(agent, &mut report).await;
     check_teams(agent, &mut report).await;
@@ -165,25 +166,19 @@ fn check_catalogue(agent: &Agent, report: &mut Report) {
     }
 }
 
-async fn check_waldur(agent: &Agent, report: &mut Report) -> bool {
+async fn check_waldur(agent: &Agent, report: &mut Report) -> Option<User> {
     let url = agent.config.waldur.api_url.as_str();
     match agent.waldur.me().await {
         Ok(user) => {
-            let roles: BTreeSet<&str> = user.permissions.iter().map(|permission| permission.role_name.as_str()).collect();
-            let listed = roles.iter().copied().collect::<Vec<_>>().join(", ");
-            report.ok(
-                "waldur",
-                format!("{url} answers; user {} with roles {}", user.username, if listed.is_empty() { "none" } else { &listed }),
-            );
-            if !user.is_staff && !ROLES.iter().any(|role| roles.contains(role)) {
+            let roles: BTreeSet<String> = user.permissions.iter().map(|of| format!("{} of {:?}", of.role_name, of.scope_name)).collect();
+            let listed = if roles.is_empty() { "none".to_owned() } else { roles.into_iter().collect::<Vec<_>>().join(", ") };
+            report.ok("waldur", format!("{url} answers; user {} with roles {listed}", user.username));
+            if user.is_staff {
+                report.warn("waldur rights", "the user is staff and may do everything in Waldur; give the agent a user of its own, as CUSTOMER.OWNER of the provider's organization");
+            } else if !user.permissions.iter().any(|of| ROLES.contains(&of.role_name.as_str())) {
                 report.fail("waldur rights", "the user has no role on the provider; give it CUSTOMER.OWNER of the provider's organization");
-            } else if !user.is_staff && !roles.contains("CUSTOMER.OWNER") {
-                report.warn(
-                    "waldur rights",
-                    "the user is not CUSTOMER.OWNER of the provider; older servers refuse order approval and price changes to lesser roles",
-                );
             }
-            true
+            Some(user)
         }
         Err(error) => {
             let tls = tls::cure(Peer::Waldur, &error.to_string());
@@ -194,12 +189,29 @@ async fn check_waldur(agent: &Agent, report: &mut Report) -> bool {
                 _ => tls.as_deref().unwrap_or("is waldur.api_url right, and may this machine reach it?"),
             };
             report.fail("waldur", format!("{url}: {error}; {cure}"));
-            false
+            None
         }
     }
 }
 
-async fn check_offerings(agent: &Agent, report: &mut Report) {
+/// Whether the user may work with this offering. A role counts where it was given: that on another organization says nothing.
+fn check_rights(user: &User, offering: &Offering, what: &str, report: &mut Report) {
+    let here = |scope: Uuid| scope == offering.uuid || offering.customer.is_none_or(|provider| scope == provider);
+    let roles: BTreeSet<&str> =
+        user.permissions.iter().filter(|of| of.scope_uuid.is_none_or(here)).map(|of| of.role_name.as_str()).collect();
+    if user.is_staff || !user.permissions.iter().any(|of| ROLES.contains(&of.role_name.as_str())) {
+        // Said already, for all offerings.
+    } else if !ROLES.iter().any(|role| roles.contains(role)) {
+        report.fail(what, "the user has no role on its provider, only on others; give it CUSTOMER.OWNER of the provider's organization");
+    } else if !roles.contains("CUSTOMER.OWNER") {
+        report.warn(
+            what,
+            "the user is not CUSTOMER.OWNER of its provider; older servers refuse order approval and price changes to lesser roles",
+        );
+    }
+}
+
+async fn check_offerings(agent: &Agent, user: &User, report: &mut Report) {
     for settings in &agent.config.offerings {
         let uuid = settings.uuid.simple();
         let what = format!("offering {uuid}");
@@ -225,6 +237,7 @@ async fn check_offerings(agent: &Agent, report: &mut Report) {
                 format!("is of type {}; only {OFFERING_TYPE} lets an agent end orders. Make an offering of that type", offering.kind),
             );
         }
+        check_rights(user, &offering, &what, report);
         let kinds: BTreeSet<&str> = offering.components.iter().map(|component| component.kind.as_str()).collect();
         for limit in ["max_budget", "tpm_limit", "rpm_limit"].into_iter().filter(|limit| !kinds.contains(limit)) {
             report.warn(&what, format!("has no component {limit}, so customers cannot order that limit; the default applies"));

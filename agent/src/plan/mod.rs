@@ -37,8 +37,8 @@ pub(crate) use offering::{RETIRED, plan_retirement};
 pub use registration::{Difference, ID_PREFIX, Registration, Registry, deployment_id, differences, plan_registration, same_price};
 pub use removal::{Removal, TERMINATING_SINCE, plan_orphan, plan_removal};
 pub use usage::{
-    Amounts, Decision, Filing, Ledger, Log, LoggedDay, Lower, ModelTotals, Proven, TeamUse, Totals, Upstreams, Withheld, component_amounts,
-    daily_amounts, decide, filing, is_over, usable_components,
+    Amounts, Decision, Filing, Ledger, Log, LoggedDay, Lower, ModelTotals, Proven, TeamTotals, TeamUse, Totals, Upstreams, Withheld,
+    component_amounts, daily_amounts, decide, filing, is_over, usable_components,
 };
 
 /// Everything known about one resource at one moment.

@@ -638,19 +638,16 @@ fn next_notes(shop: &Shop<'_>, offering: &Offering, notes: &Notes, wanted: &[Wan
 /// The prices that are ours to set, by type. What is not in it keeps the price it has or will have.
 fn our_prices(shop: &Shop<'_>, offering: &Offering, notes: &Notes, wanted: &[Wanted]) -> BTreeMap<String, Decimal> {
     let mut prices = BTreeMap::new();
+    let is_there = |kind: &str| offering.components.iter().any(|component| component.kind == kind);
     for (kind, note) in &notes.components {
-        let there = offering.components.iter().any(|component| component.kind == *kind);
         let unused = note.model.as_ref().is_none_or(|model| stage_of(shop, model) == Stage::Current);
-        if there && (note.refused.is_some() || unused) {
+        if is_there(kind) && (note.refused.is_some() || unused) && !wanted.iter().any(|want| want.kind == *kind) {
             prices.insert(kind.clone(), Decimal::ZERO);
         }
     }
     for want in wanted {
-        let there = offering.components.iter().any(|component| component.kind == want.kind);
-        if want.is_settled(shop) || !there {
+        if want.is_settled(shop) || !is_there(&want.kind) {
             prices.insert(want.kind.clone(), want.price);
-        } else {
-            prices.remove(&want.kind);
         }
     }
     prices

@@ -13,5 +13,5 @@ mod tests;
 pub use amounts::{Amounts, Decision, Lower, component_amounts, daily_amounts, decide, usable_components};
 pub use calls::{Log, LoggedDay};
 pub use filing::{Filing, filing, is_over};
-pub use ledger::{Ledger, ModelTotals, Proven, TeamUse, Totals, Withheld};
+pub use ledger::{Ledger, ModelTotals, Proven, TeamTotals, TeamUse, Totals, Withheld};
 pub use upstreams::Upstreams;

@@ -2,6 +2,7 @@
 //! was down while a month ended looks at it once.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -29,12 +30,22 @@ const AT_ONCE: usize = 20;
 /// Figures that Waldur does not hold yet.
 #[derive(Clone, Debug)]
 pub(super) struct Owed {
-    /// What the ledger shows, by component.
-    amounts: BTreeMap<String, Decimal>,
-    /// The same for people.
-    told: String,
+    /// What the ledger shows of a resource.
+    amounts: Arc<Amounts>,
+    /// Which parts of the ledger as a whole did not add up.
+    parts: String,
     /// When Waldur was last asked about it.
     asked: Timestamp,
+}
+
+impl Owed {
+    /// What it is, for people.
+    fn told(&self) -> String {
+        let figures = self.amounts.by_kind.iter().map(|(kind, amount)| format!("{kind} {amount:.2}"));
+        let homeless = self.amounts.homeless.iter().map(|model| format!("{model}, which has no component"));
+        let parts = (!self.parts.is_empty()).then(|| self.parts.clone());
+        figures.chain(homeless).chain(parts).collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl Agent {
@@ -52,18 +63,15 @@ impl Agent {
     }
 
     /// Waldur may not hold these figures.
-    pub(super) fn owe(&self, resource: Uuid, month: BillingMonth, amounts: &Amounts) {
-        let figures = amounts.by_kind.iter().map(|(kind, amount)| format!("{kind} {amount:.2}"));
-        let homeless = amounts.homeless.iter().map(|model| format!("{model}, which has no component"));
-        let told: Vec<String> = figures.chain(homeless).collect();
+    pub(super) fn owe(&self, resource: Uuid, month: BillingMonth, amounts: &Arc<Amounts>) {
         let key = (Some(resource), month);
-        let mut memory = self.memory();
-        if told.is_empty() {
-            memory.usage.owed.remove(&key);
-            return;
-        }
         let asked = self.clock.now();
-        memory.usage.owed.insert(key, Owed { amounts: amounts.by_kind.clone(), told: told.join(", "), asked });
+        let mut memory = self.memory();
+        if amounts.by_kind.is_empty() && amounts.homeless.is_empty() {
+            memory.usage.owed.remove(&key);
+        } else {
+            memory.usage.owed.insert(key, Owed { amounts: Arc::clone(amounts), parts: String::new(), asked });
+        }
     }
 
     /// Waldur was seen to hold them: all, or `only` these.
@@ -71,7 +79,9 @@ impl Agent {
         let key = (Some(resource), month);
         let mut memory = self.memory();
         match (only, memory.usage.owed.get_mut(&key)) {
-            (Some(only), Some(owed)) => owed.amounts.retain(|kind, _| !only.iter().any(|usage| usage.kind == *kind)),
+            (Some(only), Some(owed)) => {
+                Arc::make_mut(&mut owed.amounts).by_kind.retain(|kind, _| !only.iter().any(|usage| usage.kind == *kind));
+            }
             _ => drop(memory.usage.owed.remove(&key)),
         }
         // Also where the answer to the call was lost.
@@ -109,7 +119,7 @@ impl Agent {
             usage.lost.retain(|(_, month), _| *month >= running.previous());
         }
         self.ask_about_lost(now).await;
-        let lost: Vec<(Subject, String)> = self.memory().usage.lost.iter().map(|(subject, owed)| (*subject, owed.told.clone())).collect();
+        let lost: Vec<(Subject, String)> = self.memory().usage.lost.iter().map(|(subject, owed)| (*subject, owed.told())).collect();
         metrics::gauge!("llm_access_usage_months_unreported").set(crate::orders::count(lost.len()));
         let mut still = Vec::new();
         for ((resource, month), told) in lost {
@@ -162,7 +172,7 @@ impl Agent {
             if parts.is_empty() {
                 memory.usage.owed.remove(&(None, *month));
             } else {
-                let owed = Owed { amounts: BTreeMap::new(), told: parts.join("; "), asked: now };
+                let owed = Owed { amounts: Arc::default(), parts: parts.join("; "), asked: now };
                 memory.usage.owed.insert((None, *month), owed);
             }
         }
@@ -173,8 +183,8 @@ impl Agent {
         let due: Vec<(Uuid, BillingMonth, BTreeMap<String, Decimal>)> = {
             let memory = self.memory();
             let of_resources = memory.usage.lost.iter().filter_map(|((of, month), owed)| Some(((*of)?, *month, owed)));
-            let due = of_resources.filter(|(_, _, owed)| !owed.amounts.is_empty() && now >= after(owed.asked, LOOK_AGAIN));
-            due.take(AT_ONCE).map(|(of, month, owed)| (of, month, owed.amounts.clone())).collect()
+            let due = of_resources.filter(|(_, _, owed)| !owed.amounts.by_kind.is_empty() && now >= after(owed.asked, LOOK_AGAIN));
+            due.take(AT_ONCE).map(|(of, month, owed)| (of, month, owed.amounts.by_kind.clone())).collect()
         };
         for (resource, month, amounts) in due {
             let Ok(held) = self.held(resource, month).await else { return };

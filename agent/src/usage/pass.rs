@@ -10,8 +10,9 @@ use jiff::Timestamp;
 use litellm_client::Counts;
 use rust_decimal::Decimal;
 use uuid::Uuid;
-use waldur_client::{ApiKey, ApiKeyFilter, Resource, ResourceState};
+use waldur_client::{ComponentUsage, Resource, ResourceState};
 
+use super::keys::KnownKeys;
 use super::ledger::Whose;
 use super::report::{How, Outcome, Seller, hold, shown_changes, takes_usage};
 use crate::agent::{Agent, Failure};
@@ -19,7 +20,7 @@ use crate::clock::after;
 use crate::domain::{BillingMonth, team_id};
 use crate::features::Feature;
 use crate::gate::Peer;
-use crate::plan::{Amounts, Lower, TeamUse, Withheld, component_amounts, decide};
+use crate::plan::{Amounts, Lower, Proven, TeamUse, Withheld, component_amounts, decide};
 
 /// From so many resources on, Waldur's figures are read by page for the whole offering instead of one by one.
 const IN_BULK: usize = 5;
@@ -123,10 +124,42 @@ impl PassReport {
     }
 }
 
+/// A resource whose figures of a month Waldur may not hold.
 struct Due {
-    resource: Resource,
-    amounts: Amounts,
-    used: TeamUse,
+    resource: Arc<Resource>,
+    amounts: Arc<Amounts>,
+}
+
+/// What reporting the resources of an offering for a month rests on.
+struct Reading<'a> {
+    seller: &'a Seller,
+    month: BillingMonth,
+    ledger: &'a Proven,
+    /// When the pass began.
+    began: Timestamp,
+    keys: Option<&'a KnownKeys>,
+    how: How,
+}
+
+impl Reading<'_> {
+    /// All that a resource used. It takes more room than ten thousand of them may, so that it is put together when it is needed.
+    fn used(&self, resource: Uuid) -> TeamUse {
+        self.ledger.team(&team_id(resource), self.month.first_day(), self.month.last_day())
+    }
+
+    fn amounts(&self, resource: Uuid) -> Arc<Amounts> {
+        let used = self.ledger.totals(&team_id(resource), self.month.first_day(), self.month.last_day());
+        component_amounts(&used.models, &self.seller.usable, self.seller.token_unit, &used.untold, used.partial).into()
+    }
+}
+
+/// What a pass keeps of a resource.
+fn kept(mut resource: Resource) -> Arc<Resource> {
+    let maps = [&mut resource.options, &mut resource.attributes, &mut resource.backend_metadata];
+    maps.into_iter().for_each(|map| drop(std::mem::take(map)));
+    resource.limits.clear();
+    (resource.endpoints, resource.report) = (Vec::new(), Vec::new());
+    Arc::new(resource)
 }
 
 impl Agent {
@@ -196,7 +229,7 @@ impl Agent {
         let (Some(first), Some(last)) = (months.iter().min(), months.iter().max()) else { return Ok(report) };
         let mut sellers = Vec::new();
         for offering in &self.config.offerings {
-            let mut resources = self.waldur.resources(offering.uuid, &STATES).await?;
+            let mut resources = self.waldur.resources_as(offering.uuid, &STATES, kept).await?;
             // Another agent's resources are that agent's to bill.
             resources
                 .retain(|resource| resource.backend_id == team_id(resource.uuid) && pass.only.is_none_or(|only| only == resource.uuid));
@@ -237,33 +270,31 @@ impl Agent {
         }
         self.forget_refused();
         for (seller, resources) in &sellers {
-            let keys = self.keys_to_report(seller).await.unwrap_or_else(|failure| {
-                tracing::warn!("the keys that Waldur knows cannot be listed, so usage by key waits: {failure}");
-                None
-            });
+            // Read when the first one is needed; `Some(None)` where they are not told of.
+            let mut keys: Option<Option<KnownKeys>> = None;
             for month in &months {
                 if BillingMonth::of(self.clock.now()) != current {
                     tracing::info!("the month ended while usage was read; the next pass starts anew");
                     report.discarded = true;
                     return Ok(report);
                 }
-                let mut due = Vec::new();
-                for resource in resources {
-                    let used = ledger.team(&team_id(resource.uuid), month.first_day(), month.last_day());
-                    let amounts = component_amounts(&used.models, &seller.usable, seller.token_unit, &used.untold, used.partial);
-                    if !pass.how.dry_run && !pass.how.allow_decrease && self.is_proven(resource.uuid, *month, &amounts) {
-                        continue;
-                    }
-                    if pass.beat {
-                        self.owe(resource.uuid, *month, &amounts);
-                    }
-                    due.push(Due { resource: resource.clone(), amounts, used });
+                let mut reading = Reading { seller, month: *month, ledger: &ledger, began: now, keys: None, how: pass.how };
+                let due = self.unproven_of(&reading, resources);
+                if due.is_empty() {
+                    continue;
                 }
-                let (due, equal) = self.differing(seller, *month, due, pass.how).await?;
+                if keys.is_none() {
+                    keys = Some(self.keys_to_report(seller).await.unwrap_or_else(|failure| {
+                        tracing::warn!("the keys that Waldur knows cannot be listed, so usage by key waits: {failure}");
+                        None
+                    }));
+                }
+                reading.keys = keys.as_ref().and_then(Option::as_ref);
+                let (due, equal) = self.differing(&reading, due, pass.beat).await?;
                 if !pass.how.dry_run {
                     // A process before this one may have ended between the two reports.
-                    for due in equal.iter().filter(|due| takes_usage(&due.resource.state)) {
-                        self.try_keys(seller, due.resource.uuid, *month, &due.used, keys.as_deref()).await;
+                    for resource in equal.into_iter().filter(|resource| takes_usage(&resource.state)) {
+                        self.try_keys(seller, resource.uuid, *month, &reading.used(resource.uuid), reading.keys).await;
                     }
                 }
                 // Whether the server dates usage shows with the first figure of a past month; the others wait for it.
@@ -274,7 +305,7 @@ impl Agent {
                 }
                 let lines: Vec<Option<Line>> = futures::stream::iter(due)
                     .map(|due| async {
-                        let line = self.report_due(seller, *month, now, due, keys.as_deref(), pass.how).await;
+                        let line = self.report_due(&reading, due).await;
                         if let Some(progress) = &pass.progress {
                             progress.done.fetch_add(1, Ordering::Relaxed);
                         }
@@ -294,43 +325,62 @@ impl Agent {
         Ok(report)
     }
 
-    /// Sets apart what Waldur holds already, by one reading for all where there are many.
-    async fn differing(&self, seller: &Seller, month: BillingMonth, due: Vec<Due>, how: How) -> Result<(Vec<Due>, Vec<Due>), Failure> {
+    /// The resources whose figures Waldur was not seen to hold.
+    fn unproven_of(&self, reading: &Reading<'_>, resources: &[Arc<Resource>]) -> Vec<Due> {
+        let believes = !reading.how.dry_run && !reading.how.allow_decrease;
+        let due = resources.iter().filter_map(|resource| {
+            let amounts = reading.amounts(resource.uuid);
+            let proven = believes && self.is_proven(resource.uuid, reading.month, &amounts);
+            (!proven).then(|| Due { resource: Arc::clone(resource), amounts })
+        });
+        due.collect()
+    }
+
+    /// Sets apart the resources of which Waldur holds everything already, by one reading for all where there are many. What it
+    /// does not hold is owed from here on, and all of it where that cannot be read.
+    async fn differing(&self, reading: &Reading<'_>, due: Vec<Due>, owing: bool) -> Result<(Vec<Due>, Vec<Arc<Resource>>), Failure> {
+        let (seller, month) = (reading.seller, reading.month);
+        let owe = |due: &Due| {
+            if owing {
+                self.owe(due.resource.uuid, month, &due.amounts);
+            }
+        };
         if due.len() < IN_BULK {
+            due.iter().for_each(owe);
             return Ok((due, Vec::new()));
         }
-        let mut held: HashMap<Uuid, BTreeMap<String, Decimal>> = HashMap::new();
-        for row in self.waldur.usages_of_offering(seller.offering, month.first_day()).await? {
-            if let Some(resource) = row.resource {
-                hold(held.entry(resource).or_default(), row.kind, row.usage);
+        let figure = |row: ComponentUsage| Some((row.resource?, row.kind, row.usage));
+        let rows = match self.waldur.usages_of_offering_as(seller.offering, month.first_day(), figure).await {
+            Ok(rows) => rows,
+            Err(error) => {
+                due.iter().for_each(owe);
+                return Err(error.into());
             }
+        };
+        let mut held: HashMap<Uuid, BTreeMap<String, Decimal>> = HashMap::new();
+        for (resource, kind, usage) in rows {
+            hold(held.entry(resource).or_default(), kind, usage);
         }
-        let nothing = BTreeMap::new();
         let (mut differ, mut equal) = (Vec::new(), Vec::new());
         for due in due {
-            let decision = decide(&due.amounts, held.get(&due.resource.uuid).unwrap_or(&nothing), &seller.usable, how.allow_decrease);
+            let held = held.remove(&due.resource.uuid).unwrap_or_default();
+            let decision = decide(&due.amounts, &held, &seller.usable, reading.how.allow_decrease);
             if decision.send.is_empty() && decision.lower.is_empty() && due.amounts.homeless.is_empty() {
                 self.prove(due.resource.uuid, month, &due.amounts);
                 self.paid(due.resource.uuid, month, None);
                 self.note_line(due.resource.uuid, month, &due.amounts, &Ok(Outcome::Equal));
-                equal.push(due);
+                equal.push(due.resource);
             } else {
+                owe(&due);
                 differ.push(due);
             }
         }
         Ok((differ, equal))
     }
 
-    async fn report_due(
-        &self,
-        seller: &Seller,
-        month: BillingMonth,
-        began: Timestamp,
-        due: Due,
-        keys: Option<&[ApiKey]>,
-        how: How,
-    ) -> Option<Line> {
-        let Due { resource, amounts, used } = due;
+    async fn report_due(&self, reading: &Reading<'_>, due: Due) -> Option<Line> {
+        let Reading { seller, month, began, keys, how, .. } = *reading;
+        let Due { resource, amounts } = due;
         let id = resource.uuid;
         // Waldur files under its own now: a report that was read in one month is not sent in another. And one peer that is
         // down need not fail once per resource.
@@ -343,6 +393,7 @@ impl Agent {
         if self.memory().usage.finals.get(&id).is_some_and(|at| *at >= began) {
             return None;
         }
+        let used = reading.used(id);
         let reported = async {
             let reported = self.report(seller, &resource, month, &amounts, &used.days, how).await?;
             if !how.dry_run && takes_usage(&resource.state) {
@@ -360,7 +411,7 @@ impl Agent {
     }
 
     /// Usage by key is for people to look at; one that cannot be reported holds no bill up and is tried again in the next pass.
-    pub(super) async fn try_keys(&self, seller: &Seller, id: Uuid, month: BillingMonth, used: &TeamUse, keys: Option<&[ApiKey]>) {
+    pub(super) async fn try_keys(&self, seller: &Seller, id: Uuid, month: BillingMonth, used: &TeamUse, keys: Option<&KnownKeys>) {
         const NAME: &str = "usage-by-key-unreported";
         match self.report_keys(seller, id, month, used, keys).await {
             Ok(()) => self.conditions.clear(NAME, id.simple()),
@@ -461,16 +512,6 @@ impl Agent {
         }
     }
 
-    async fn keys_to_report(&self, seller: &Seller) -> Result<Option<Vec<ApiKey>>, Failure> {
-        if !self.features.worth_trying(Feature::ApiKeys)
-            || !self.features.worth_trying(Feature::KeyUsage)
-            || self.is_governed(seller.offering).await?
-        {
-            return Ok(None);
-        }
-        self.api_keys(ApiKeyFilter { offering: Some(seller.offering), resource: None }).await
-    }
-
     fn is_proven(&self, resource: Uuid, month: BillingMonth, amounts: &Amounts) -> bool {
         let now = self.clock.now();
         let memory = self.memory();
@@ -478,7 +519,7 @@ impl Agent {
             .usage
             .proven
             .get(&(resource, month))
-            .is_some_and(|(proven, at)| proven == amounts && *at <= now && now < after(*at, BELIEVED_FOR))
+            .is_some_and(|(proven, at)| *at <= now && now < after(*at, BELIEVED_FOR) && *proven == amounts.digest())
     }
 
     /// Ends what was said of resources that have none to report any more.

@@ -381,7 +381,7 @@ impl Agent {
 
     pub(super) fn prove(&self, resource: Uuid, month: BillingMonth, amounts: &Amounts) {
         let now = self.clock.now();
-        self.memory().usage.proven.insert((resource, month), (amounts.clone(), now));
+        self.memory().usage.proven.insert((resource, month), (amounts.digest(), now));
     }
 
     /// A dated figure is not where it belongs. Either the call came to nothing, or the server ignored its date and filed it

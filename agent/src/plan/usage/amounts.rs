@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
 use rust_decimal::Decimal;
+use sha2::{Digest as _, Sha256};
 use waldur_client::{BillingType, Component, DailyUsage, Usage};
 
 use super::ledger::ModelTotals;
@@ -77,6 +78,12 @@ pub fn component_amounts(
 }
 
 impl Amounts {
+    /// A digest of all of them, so that what was seen once need not be kept to be recognized.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        Sha256::digest(format!("{self:?}").as_bytes()).into()
+    }
+
     fn put(&mut self, kind: String, total: Option<Decimal>, unit: Decimal) {
         match total.map(|total| amount(total, unit)) {
             Some(amount) if !amount.is_sign_negative() => drop(self.by_kind.insert(kind, amount)),

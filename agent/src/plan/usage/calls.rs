@@ -140,7 +140,8 @@ impl Proven {
     /// The names of models that these teams used.
     #[must_use]
     pub fn models_of(&self, teams: &BTreeSet<String>) -> BTreeSet<String> {
-        self.rows_of(teams).map(|(_, row)| self.models.text(row.model).to_owned()).collect()
+        let used: BTreeSet<u32> = self.rows_of(teams).map(|(_, row)| row.model).collect();
+        used.into_iter().map(|model| self.models.text(model).to_owned()).collect()
     }
 
     fn rows_of<'a>(&'a self, teams: &'a BTreeSet<String>) -> impl Iterator<Item = (&'a str, &'a Row)> {

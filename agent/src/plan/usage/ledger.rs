@@ -69,6 +69,17 @@ pub struct TeamUse {
     pub partial: bool,
 }
 
+/// The same without whose calls they were and when: all that the bill needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TeamTotals {
+    /// As [`TeamUse::models`].
+    pub models: BTreeMap<String, ModelTotals>,
+    /// As [`TeamUse::untold`].
+    pub untold: BTreeMap<String, ModelTotals>,
+    /// As [`TeamUse::partial`].
+    pub partial: bool,
+}
+
 /// Something of the ledger that did not add up and is not used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Withheld {
@@ -186,6 +197,17 @@ pub(super) fn add(sum: &mut Counts, more: &Counts) -> bool {
             true
         }
         None => false,
+    }
+}
+
+fn add_to(sums: &mut BTreeMap<String, ModelTotals>, model: &str, counts: &Counts) {
+    match sums.get_mut(model) {
+        Some(sum) => sum.add(counts),
+        None => {
+            let mut sum = ModelTotals::default();
+            sum.add(counts);
+            sums.insert(model.to_owned(), sum);
+        }
     }
 }
 
@@ -470,45 +492,50 @@ impl Proven {
         self.teams.keys().map(|team| self.names.text(*team))
     }
 
-    /// What one team used from the first day to the last, both included.
+    /// The totals of one team from the first day to the last, both included: what is billed, without whose calls they were and
+    /// when.
     #[must_use]
-    pub fn team(&self, team: &str, first: Date, last: Date) -> TeamUse {
-        let mut used = TeamUse { partial: self.is_partial(team, first, last), ..TeamUse::default() };
-        let rows = self.names.numbers.get(team).and_then(|number| self.teams.get(number));
-        let resource = uuid::Uuid::parse_str(team).ok();
-        let mut slots: HashMap<u32, (Option<Slot>, String)> = HashMap::new();
-        for row in rows.into_iter().flatten().filter(|row| row.date >= first && row.date <= last) {
+    pub fn totals(&self, team: &str, first: Date, last: Date) -> TeamTotals {
+        let mut totals = TeamTotals { partial: self.is_partial(team, first, last), ..TeamTotals::default() };
+        for row in self.rows_between(team, first, last) {
             let model = self.models.text(row.model);
-            let (slot, key) = slots.entry(row.key).or_insert_with(|| {
-                let alias = self.aliases.get(&row.key);
-                let slot = alias.and_then(|alias| KeyAlias::parse(resource?, alias)).map(|alias| alias.slot);
-                (slot, alias.cloned().unwrap_or_else(|| self.keys.text(row.key).to_owned()))
-            });
-            let sums = [
-                &mut used.models,
-                used.days.entry(row.date).or_default(),
-                used.keys.entry(key.clone()).or_default(),
-                used.slots.entry(*slot).or_default(),
-            ];
-            for sum in sums {
-                match sum.get_mut(model) {
-                    Some(sum) => sum.add(&row.counts),
-                    None => {
-                        let mut sum_of = ModelTotals::default();
-                        sum_of.add(&row.counts);
-                        sum.insert(model.to_owned(), sum_of);
-                    }
-                }
-            }
+            add_to(&mut totals.models, model, &row.counts);
             for name in row.group.and_then(|group| self.groups.get(group)).into_iter().flatten() {
-                let untold = used.untold.entry(name.clone()).or_default();
+                let untold = totals.untold.entry(name.clone()).or_default();
                 if name == model {
                     untold.add(&row.counts);
                 }
             }
         }
-        used.models.retain(|_, sum| !sum.is_nothing());
+        totals.models.retain(|_, sum| !sum.is_nothing());
+        totals
+    }
+
+    /// What one team used from the first day to the last, both included.
+    #[must_use]
+    pub fn team(&self, team: &str, first: Date, last: Date) -> TeamUse {
+        let TeamTotals { models, untold, partial } = self.totals(team, first, last);
+        let mut used = TeamUse { models, untold, partial, ..TeamUse::default() };
+        let resource = uuid::Uuid::parse_str(team).ok();
+        let mut slots: HashMap<u32, (Option<Slot>, String)> = HashMap::new();
+        for row in self.rows_between(team, first, last) {
+            let (slot, key) = slots.entry(row.key).or_insert_with(|| {
+                let alias = self.aliases.get(&row.key);
+                let slot = alias.and_then(|alias| KeyAlias::parse(resource?, alias)).map(|alias| alias.slot);
+                (slot, alias.cloned().unwrap_or_else(|| self.keys.text(row.key).to_owned()))
+            });
+            let sums =
+                [used.days.entry(row.date).or_default(), used.keys.entry(key.clone()).or_default(), used.slots.entry(*slot).or_default()];
+            for sum in sums {
+                add_to(sum, self.models.text(row.model), &row.counts);
+            }
+        }
         used
+    }
+
+    fn rows_between(&self, team: &str, first: Date, last: Date) -> impl Iterator<Item = &Row> {
+        let rows = self.names.numbers.get(team).and_then(|number| self.teams.get(number));
+        rows.into_iter().flatten().filter(move |row| row.date >= first && row.date <= last)
     }
 
     fn is_partial(&self, team: &str, first: Date, last: Date) -> bool {

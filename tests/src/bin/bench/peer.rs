@@ -156,19 +156,29 @@ pub async fn compare(agent: &Path, python: &Path, count: usize, table: &mut Tabl
     row("--help, CPU s", theirs.help.cpu, ours.help.cpu);
     row("--help, memory MB", theirs.help.memory, ours.help.memory);
     row("start and an idle order pass, CPU s", theirs.idle.cpu, ours.idle.cpu);
-    row(
-        "at rest, all processes, memory MB",
-        theirs.create.memory + theirs.drift.memory + theirs.usage.memory,
-        ours.create.memory.max(ours.drift.memory).max(ours.usage.memory),
-    );
     let each = |work: &Work, idle: &Work| (work.cpu - idle.cpu).max(0.0) / count as f64 * 1000.0;
-    row("a create, CPU ms", each(&theirs.create, &theirs.idle), each(&ours.create, &ours.idle));
+    row("a create by itself, CPU ms", each(&theirs.create, &theirs.idle), each(&ours.create, &ours.idle));
     let calls = |work: &Work, idle: &Work| (work.calls - idle.calls) as f64 / count as f64;
     row("a create, calls to Waldur and the gateway", calls(&theirs.create, &theirs.idle), calls(&ours.create, &ours.idle));
+    row(&format!("{count} creates, with the start, CPU s"), theirs.create.cpu, ours.create.cpu);
     row(&format!("comparing {count} resources, with the start, CPU s"), theirs.drift.cpu, ours.drift.cpu);
     row(&format!("comparing {count} resources, calls"), theirs.drift.calls as f64, ours.drift.calls as f64);
     row(&format!("usage of {count} resources, with the start, CPU s"), theirs.usage.cpu, ours.usage.cpu);
     row(&format!("usage of {count} resources, calls"), theirs.usage.calls as f64, ours.usage.calls as f64);
-    assert!(calls(&ours.create, &ours.idle) < calls(&theirs.create, &theirs.idle), "a create takes more calls than the other agent's");
+    let all = |of: &Figures| of.create.cpu + of.drift.cpu + of.usage.cpu;
+    // Three processes are one deployment of theirs, and one of ours does the work of all three.
+    let at_rest = (
+        theirs.create.memory + theirs.drift.memory + theirs.usage.memory,
+        ours.create.memory.max(ours.drift.memory).max(ours.usage.memory),
+    );
+    for (what, (theirs, ours), least) in
+        [("creates, comparison and usage, CPU s", (all(&theirs), all(&ours)), 20.0), ("at rest, all processes, memory MB", at_rest, 5.0)]
+    {
+        table.note(format!("{what}: Python"), theirs);
+        table.note(format!("{what}: this"), ours);
+        table.at_least(format!("{what}: times"), ratio(theirs, ours), least);
+    }
+    let ours_for_a_create = calls(&ours.create, &ours.idle);
+    assert!(ours_for_a_create <= 21.0, "a create takes {ours_for_a_create} calls to Waldur and the gateway");
     assert!(ours.drift.calls < theirs.drift.calls, "a comparison takes more calls than the other agent's");
 }

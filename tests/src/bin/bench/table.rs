@@ -11,47 +11,80 @@ pub struct Table {
 struct Row {
     name: String,
     value: f64,
-    /// The budget: the value is met up to this.
-    most: Option<f64>,
+    budget: Budget,
+}
+
+/// What a figure is held against.
+#[derive(Clone, Copy)]
+enum Budget {
+    None,
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Budget {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::None => true,
+            Self::AtMost(most) => value <= most,
+            Self::AtLeast(least) => value >= least,
+        }
+    }
+
+    fn shown(self) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::AtMost(most) => format!("<= {}", shown(most)),
+            Self::AtLeast(least) => format!(">= {}", shown(least)),
+        }
+    }
 }
 
 impl Table {
     /// A figure without a budget.
     pub fn note(&mut self, name: impl Into<String>, value: f64) {
-        self.add(name.into(), value, None);
+        self.add(name.into(), value, Budget::None);
     }
 
     /// A figure that may be at most this.
     pub fn budget(&mut self, name: impl Into<String>, value: f64, most: f64) {
-        self.add(name.into(), value, Some(most));
+        self.add(name.into(), value, Budget::AtMost(most));
     }
 
-    fn add(&mut self, name: String, value: f64, most: Option<f64>) {
+    /// A figure that has to be this at least.
+    pub fn at_least(&mut self, name: impl Into<String>, value: f64, least: f64) {
+        self.add(name.into(), value, Budget::AtLeast(least));
+    }
+
+    fn add(&mut self, name: String, value: f64, budget: Budget) {
         // Some take minutes: what is known is shown at once.
         eprintln!("{name}: {}", shown(value));
-        self.rows.push(Row { name, value, most });
+        self.rows.push(Row { name, value, budget });
     }
 
     /// Whether every budget was kept.
     pub fn is_met(&self) -> bool {
-        self.rows.iter().all(|row| row.most.is_none_or(|most| row.value <= most))
+        self.rows.iter().all(|row| row.budget.is_met(row.value))
     }
 
     /// Prints it for people.
     pub fn print(&self) {
         let width = width(self.rows.iter().map(|row| row.name.as_str()));
         println!("{}\n", machine());
-        println!("{:<width$}  {:>9}  {:>9}", "", "measured", "at most");
-        for Row { name, value, most } in &self.rows {
-            let budget = most.map(shown).unwrap_or_default();
-            let verdict = most.map(|most| if *value <= most { "met" } else { "MISSED" }).unwrap_or_default();
-            println!("{}", format!("{name:<width$}  {:>9}  {budget:>9}  {verdict}", shown(*value)).trim_end());
+        println!("{:<width$}  {:>9}  {:>9}", "", "measured", "budget");
+        for Row { name, value, budget } in &self.rows {
+            let verdict = match budget {
+                Budget::None => "",
+                budget if budget.is_met(*value) => "met",
+                _ => "MISSED",
+            };
+            println!("{}", format!("{name:<width$}  {:>9}  {:>9}  {verdict}", shown(*value), budget.shown()).trim_end());
         }
     }
 
     /// Prints it for [`compare`].
     pub fn print_json(&self) {
-        let row = |row: &Row| json!({"name": row.name, "value": row.value, "most": row.most});
+        let row = |row: &Row| json!({"name": row.name, "value": row.value, "budget": row.budget.shown()});
         println!("{:#}", json!({"machine": machine(), "rows": self.rows.iter().map(row).collect::<Vec<_>>()}));
     }
 }
