@@ -175,6 +175,15 @@ fn whatever_stands_on_the_pages_of_a_list_is_read_or_refused() {
     });
 }
 
+#[test]
+fn a_login_is_taken_however_long_it_is_said_to_last() {
+    let fed = Fed::new();
+    for life in [json!(-1), json!(0), json!(0.5), json!("300"), json!(null), json!(u64::MAX), json!("79228162514264337593543950335")] {
+        fed.answer(200, json!({"access_token": "cafe", "expires_in": life}).to_string().as_bytes());
+        assert!(fed.ask_waldur().contains(&("login", true)), "{life}");
+    }
+}
+
 /// Numbers at the end of what a machine counts to.
 #[test]
 fn a_lease_that_was_handed_over_very_often_is_taken_all_the_same() {
