@@ -187,3 +187,25 @@ impl Schedule {
         rows
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use super::*;
+
+    #[test]
+    fn a_resource_is_worked_on_by_one_at_a_time() {
+        let backoff = Backoff { initial: Duration::from_secs(1), max: Duration::from_secs(60) };
+        let schedule = Schedule::new(Clock::manual(Timestamp::UNIX_EPOCH), backoff);
+        let [resource, other] = [1, 2].map(Uuid::from_u128);
+        let busy = schedule.take(resource).unwrap();
+        assert!(schedule.is_busy(resource) && !schedule.is_busy(other));
+        // Not even to whoever asks again, and asking does not free it.
+        assert!(schedule.take(resource).is_none() && schedule.take(resource).is_none());
+        let beside = schedule.take(other).unwrap();
+        drop(busy);
+        assert!(!schedule.is_busy(resource) && schedule.is_busy(other));
+        assert!(schedule.take(resource).is_some());
+        drop(beside);
+    }
+}

@@ -230,7 +230,7 @@ impl Candidate {
             }
         }
         let transitions = spec.lease_transitions.unwrap_or(0);
-        let mut claim = self.claim(if mine { transitions } else { transitions + 1 });
+        let mut claim = self.claim(if mine { transitions } else { transitions.saturating_add(1) });
         if !mine {
             claim["acquireTime"] = claim["renewTime"].clone();
         }

@@ -94,3 +94,40 @@ pub fn all() -> Vec<Planted> {
         })
         .collect()
 }
+
+/// The name of the first test that failed, from what a run of cargo said.
+#[must_use]
+pub fn first_failure(said: &str) -> Option<String> {
+    let told = said.lines().find_map(|line| line.strip_prefix("---- ")?.strip_suffix(" stdout ----"));
+    // A test that said nothing stands only in the list at the end.
+    let listed = || said.split("\nfailures:\n").filter_map(|list| list.lines().next()?.strip_prefix("    ")).next();
+    told.or_else(listed).map(str::to_owned)
+}
+
+/// The name of the last test of which it was said that it takes long.
+#[must_use]
+pub fn slow_test(said: &str) -> Option<String> {
+    let slow = said.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" has been running for over "));
+    slow.last().map(|(name, _)| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failed_test_is_named() {
+        let said = "running 3 tests\n.F.\nfailures:\n\n---- a::b stdout ----\nlast words\n---- agent-0, process 7\n\n\nfailures:\n    a::b\n    c\n\ntest result: FAILED.\n";
+        assert_eq!(first_failure(said).as_deref(), Some("a::b"));
+        assert_eq!(first_failure("F\nfailures:\n\nfailures:\n    silent\n    z\n\n").as_deref(), Some("silent"));
+        assert_eq!(first_failure("error: could not compile\n"), None);
+        assert_eq!(first_failure("test result: ok. 3 passed\n"), None);
+    }
+
+    #[test]
+    fn a_test_that_takes_long_is_named() {
+        let said = "running 2 tests\ntest first has been running for over 60 seconds\n.test last has been\ntest second has been running for over 60 seconds\n";
+        assert_eq!(slow_test(said).as_deref(), Some("second"));
+        assert_eq!(slow_test("..\n"), None);
+    }
+}

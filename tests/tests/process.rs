@@ -18,7 +18,7 @@ const AGENT: &str = env!("CARGO_BIN_EXE_agent-under-test");
 const FAST: &str = "intervals: {orders: 50ms, resources: 200ms}\nbackoff: {initial: 50ms, max: 200ms}\n\
                     terminate: {drain: 100ms, allow_short_drain: true, settle: 20ms}\n";
 
-/// What happens to the process when a call has taken effect and before it is answered.
+/// What happens to the process while a call is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// It is killed, and another one goes on.
@@ -29,23 +29,34 @@ enum End {
     Freeze,
 }
 
+/// The end that the process meets at one of its calls, which is never answered.
+#[derive(Clone, Copy, Debug)]
+struct Strike {
+    call: usize,
+    end: End,
+    /// Whether the call has taken effect before, or never does.
+    after_effect: bool,
+}
+
 fn config(world: &World) -> String {
     world.config_text(FAST)
 }
 
-/// Orders, changes and ends a resource; at call `k` the process meets its `end`. Gives the number of calls.
-async fn tell(store: Store, k: Option<(usize, End)>) -> Result<usize, String> {
+/// Orders, changes and ends a resource; the process is struck once. Gives the number of calls.
+async fn tell(store: Store, strike: Option<Strike>) -> Result<usize, String> {
     let world = World::in_real_time(Profile::Late2026, store).await;
     world.gateway.set_lag(Duration::ZERO);
     let start = |n: usize| Program::start(AGENT, &world, &format!("agent-{n}"), &config(&world), &["--only", "orders"]);
-    if let Some((k, _)) = k {
-        world.faults.at_call(k, Fault::Kill { after_effect: true });
+    if let Some(Strike { call, after_effect, .. }) = strike {
+        world.faults.at_call(call, Fault::Kill { after_effect });
     }
+    let freezes = strike.is_some_and(|strike| strike.end == End::Freeze);
     let mut agents = vec![start(0)];
     let (create, resource) = world.order("seabird-llm", &["kestrel-8b"]);
     let mut order = create;
     let mut told = 0;
     let mut used = false;
+    let mut struck = strike.is_none();
     let began = Instant::now();
     loop {
         let met = tokio::select! {
@@ -53,9 +64,10 @@ async fn tell(store: Store, k: Option<(usize, End)>) -> Result<usize, String> {
             () = pause(Duration::from_millis(10)) => false,
         };
         if met {
+            struck = true;
             let n = agents.len();
             let victim = agents.last_mut().unwrap();
-            match k.unwrap().1 {
+            match strike.unwrap().end {
                 End::Kill => {
                     victim.signal("KILL").await;
                     victim.end().await;
@@ -90,16 +102,21 @@ async fn tell(store: Store, k: Option<(usize, End)>) -> Result<usize, String> {
                     }
                     order = world.waldur.terminate(resource);
                 }
-                _ => break,
+                // A story may have gone by with fewer calls than the undisturbed one; an idle agent makes them up.
+                _ if struck => break,
+                _ => {}
             }
         }
         if began.elapsed() > PATIENCE {
+            if told > 2 {
+                return Err("the call is never made".into());
+            }
             return Err(format!("the {:?} does not end:{}", world.waldur.order_view(order), last_words(&agents)));
         }
     }
     let calls = world.faults.count();
     // Whoever was frozen finds that all is done.
-    if k.is_some_and(|(_, end)| end == End::Freeze) && agents.len() > 1 {
+    if freezes && agents.len() > 1 {
         agents[0].signal("CONT").await;
         let before = world.faults.count();
         let began = Instant::now();
@@ -116,7 +133,7 @@ async fn tell(store: Store, k: Option<(usize, End)>) -> Result<usize, String> {
     }
     let last = world.patient().await;
     world.faults.clear();
-    if k.is_some_and(|(_, end)| end == End::Freeze) {
+    if freezes {
         // Between a look and a write that follows it there is always a moment in which a process can be frozen, and what it then
         // writes may be late by a whole life of the resource. No gateway can tell; the next look takes it away again.
         world.slow_beat(&last).await;
@@ -139,29 +156,26 @@ fn hex(uuid: Uuid) -> String {
     uuid.simple().to_string()
 }
 
-/// Tells the story once for each of these calls and ends.
-fn at_every_call(store: Store, ends: impl Fn(usize) -> Vec<End>) {
+/// Tells the story once for each of its calls and each of these ends, before the call takes effect and after it.
+fn at_every_call(store: Store, ends: &[End]) {
     let calls = runtime().block_on(tell(store, None)).unwrap_or_else(|problem| panic!("undisturbed: {problem}"));
     assert!(calls > 40, "{calls} calls");
-    let runs: Vec<(usize, End)> = (1..=calls).flat_map(|k| ends(k).into_iter().map(move |end| (k, end))).collect();
-    try_all("a life", 6, &runs, |(k, end)| {
-        let told = runtime().block_on(tell(store, Some((*k, *end))));
-        told.map(drop).map_err(|problem| format!("{end:?} at call {k}: {problem}"))
+    let strikes = |call: usize| ends.iter().flat_map(move |end| [false, true].map(|after_effect| Strike { call, end: *end, after_effect }));
+    let strikes: Vec<Strike> = (1..=calls).flat_map(strikes).collect();
+    try_all("a life", 6, &strikes, |strike| {
+        let told = runtime().block_on(tell(store, Some(*strike)));
+        told.map(drop).map_err(|problem| format!("{strike:?}: {problem}"))
     });
 }
 
 #[test]
 fn a_process_may_be_killed_told_to_end_or_frozen_at_any_call() {
-    at_every_call(Store::Kube, |k| match k % 3 {
-        0 => vec![End::Kill, End::Freeze],
-        1 => vec![End::Kill, End::Term],
-        _ => vec![End::Kill],
-    });
+    at_every_call(Store::Kube, &[End::Kill, End::Term, End::Freeze]);
 }
 
 #[test]
 fn a_process_with_keys_in_files_may_be_killed_at_any_call() {
-    at_every_call(Store::Directory, |k| if k % 2 == 0 { vec![End::Kill] } else { vec![] });
+    at_every_call(Store::Directory, &[End::Kill]);
 }
 
 /// No line that an agent said may have a key in it.

@@ -243,6 +243,9 @@ async fn a_poisoned_order_delays_nobody() {
     let (late, _) = world.order("late", &["kestrel-8b"]);
     beat_until(&agent, || world.waldur.order_state(late) == "done").await;
     assert_eq!(world.waldur.order_state(hanging), "executing");
+    // All those beats saw that somebody is at work on it.
+    let at_work = |call: &&Call| call.path.contains("/team/new") && call.body.contains(&id(hanging_resource));
+    assert_eq!(world.faults.calls().iter().filter(at_work).count(), 1);
 
     world.faults.remove(hold);
     world.faults.release();

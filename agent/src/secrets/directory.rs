@@ -587,6 +587,25 @@ mod tests {
         store.names().as_ref().is_some_and(|names| names.by_digits.contains_key("00000000"))
     }
 
+    #[test]
+    fn a_full_disk_is_waited_for_and_its_cure_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Directory::new(dir.path().join("secrets"), "icarus").unwrap();
+        // No space left on the device, and a quota that is used up.
+        for errno in [28, 122] {
+            match store.fault("write", &io::Error::from_raw_os_error(errno)) {
+                StoreError::Transient { object, why, retry_after: None } => {
+                    assert_eq!(object, format!("folder {}", store.path.display()));
+                    assert!(why.starts_with("cannot write: ") && why.ends_with("; free some space"), "{why}");
+                }
+                other => panic!("{errno}: {other:?}"),
+            }
+        }
+        // Of another fault of the disk nobody is told that space would help.
+        let broken = store.fault("write", &io::Error::from_raw_os_error(5));
+        assert!(matches!(&broken, StoreError::Transient { why, .. } if !why.contains("free some space")), "{broken:?}");
+    }
+
     #[tokio::test]
     async fn our_own_changes_cost_no_reading_of_the_folder() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,10 @@
 //! Plants the faults of `tests/sabotage` one at a time into a copy of the tree and runs the suites that have to find them.
-//! With names as arguments only those. Ends with 1 where a fault is not found.
+//! With names as arguments only those. Each suite has to pass before, without any fault: one that fails anyhow finds nothing.
+//! Ends with 1 where a fault is not found.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "this crate is test code")]
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -10,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use llm_access_tests::sabotage::{self, Planted};
+use llm_access_tests::sabotage::{self, Planted, first_failure, slow_test};
 
 /// The longest that one run of cargo may take.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -20,37 +22,83 @@ fn main() -> ExitCode {
     let planted: Vec<Planted> = sabotage::all().into_iter().filter(|p| wanted.is_empty() || wanted.contains(&p.name)).collect();
     assert!(!planted.is_empty(), "no fault has one of the names {wanted:?}");
     let copy = Copy::new();
+    let suites: BTreeSet<&str> = planted.iter().flat_map(|fault| &fault.suites).map(String::as_str).collect();
+    let red: BTreeSet<&str> = suites.into_iter().filter(|suite| is_red(&copy, suite)).collect();
     let mut lost = 0;
     for fault in &planted {
         let began = Instant::now();
+        if fault.suites.iter().any(|suite| red.contains(suite.as_str())) {
+            println!("{:<20}{}: {}", "ALREADY RED", fault.name, fault.what);
+            lost += 1;
+            continue;
+        }
         let honest = fs::read_to_string(copy.tree.join(&fault.file)).unwrap();
         let broken = match fault.broken(&copy.tree) {
             Ok(broken) => broken,
             Err(why) => {
-                println!("NO LONGER FITS  {why}");
+                println!("{:<20}{why}", "NO LONGER FITS");
                 lost += 1;
                 continue;
             }
         };
         fs::write(copy.tree.join(&fault.file), broken).unwrap();
         let mut verdict = "found";
+        let mut by = Vec::new();
         for suite in &fault.suites {
-            let arguments = Planted::cargo(suite);
-            // What does not compile was found by nobody.
-            let built = copy.runs(arguments.split(|argument| argument == "--").next().unwrap_or_default(), &["--no-run"], fault);
-            if !built || copy.runs(&arguments, &[], fault) {
-                println!("                by {suite}:");
-                verdict = if built { "SURVIVES" } else { "DOES NOT COMPILE" };
+            let ended = copy.run_suite(suite, &fault.name);
+            by.push(format!("{suite}: {ended}"));
+            match ended {
+                Ended::Failed(_) => {}
+                Ended::Never(_) => verdict = "found (never ended)",
+                // What does not compile was found by nobody.
+                Ended::Unbuilt => verdict = "DOES NOT COMPILE",
+                Ended::Passed => verdict = "SURVIVES",
+            }
+            if !verdict.starts_with("found") {
                 break;
             }
         }
-        lost += usize::from(verdict != "found");
-        println!("{verdict:<16}{} ({}; {} s): {}", fault.name, fault.suites.join(", "), began.elapsed().as_secs(), fault.what);
+        lost += usize::from(!verdict.starts_with("found"));
+        println!("{verdict:<20}{} ({}; {} s): {}", fault.name, by.join("; "), began.elapsed().as_secs(), fault.what);
         std::io::stdout().flush().unwrap();
         fs::write(copy.tree.join(&fault.file), honest).unwrap();
     }
     println!("{} of {} faults found; what the suites said is in {}", planted.len() - lost, planted.len(), copy.logs.display());
     ExitCode::from(u8::from(lost > 0))
+}
+
+/// Whether a suite fails without any fault.
+fn is_red(copy: &Copy, suite: &str) -> bool {
+    let ended = copy.run_suite(suite, "honest");
+    let red = !matches!(ended, Ended::Passed);
+    if red {
+        println!("{:<20}{suite}: {ended}", "ALREADY RED");
+        std::io::stdout().flush().unwrap();
+    }
+    red
+}
+
+/// How a run of cargo ended.
+enum Ended {
+    Passed,
+    /// With the name of the first test that failed, where one did.
+    Failed(Option<String>),
+    /// It was ended by us, with the name of a test that takes long.
+    Never(Option<String>),
+    Unbuilt,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("it passes"),
+            Self::Failed(Some(test)) => f.write_str(test),
+            Self::Failed(None) => f.write_str("it fails without a test's name"),
+            Self::Never(Some(test)) => write!(f, "never ended, maybe because of {test}"),
+            Self::Never(None) => f.write_str("never ended"),
+            Self::Unbuilt => f.write_str("it does not compile"),
+        }
+    }
 }
 
 /// A copy of what git has of the tree, with its own target folder, both kept for the next run.
@@ -77,9 +125,18 @@ impl Copy {
         Self { tree, logs, target }
     }
 
-    /// Whether cargo ends well.
-    fn runs(&self, arguments: &[String], more: &[&str], fault: &Planted) -> bool {
-        let log = fs::File::options().create(true).append(true).open(self.logs.join(format!("{}.log", fault.name))).unwrap();
+    /// Builds a suite and runs it. `log` names the file to which is added what is said.
+    fn run_suite(&self, suite: &str, log: &str) -> Ended {
+        let arguments = Planted::cargo(suite);
+        let built = self.run(arguments.split(|argument| argument == "--").next().unwrap_or_default(), &["--no-run"], log);
+        if matches!(built, Ended::Passed) { self.run(&arguments, &[], log) } else { Ended::Unbuilt }
+    }
+
+    fn run(&self, arguments: &[String], more: &[&str], log: &str) -> Ended {
+        let path = self.logs.join(format!("{log}.log"));
+        let log = fs::File::options().create(true).append(true).open(&path).unwrap();
+        let before = usize::try_from(log.metadata().unwrap().len()).unwrap();
+        let said = || String::from_utf8_lossy(&fs::read(&path).unwrap().split_off(before)).into_owned();
         let mut running = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(arguments)
             .args(more)
@@ -92,16 +149,16 @@ impl Copy {
             .process_group(0)
             .spawn()
             .unwrap();
-        // A test that waits for ever for what the fault prevents has found it too.
         let began = Instant::now();
         loop {
             if let Some(status) = running.try_wait().unwrap() {
-                return status.success();
+                return if status.success() { Ended::Passed } else { Ended::Failed(first_failure(&said())) };
             }
+            // A test that waits for ever for what the fault prevents has found it too, and is told apart.
             if began.elapsed() > PATIENCE {
                 Command::new("/bin/sh").arg("-c").arg(format!("kill -KILL -- -{}", running.id())).status().unwrap();
                 running.wait().unwrap();
-                return false;
+                return Ended::Never(slow_test(&said()));
             }
             std::thread::sleep(Duration::from_millis(200));
         }
