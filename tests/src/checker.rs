@@ -5,8 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use jiff::SignedDuration;
-use llm_access_agent::config::{ApiKeyDelivery, ApprovalMode, Config};
+use llm_access_agent::config::{ApiKeyDelivery, ApprovalMode, Config, LimitsConfig, OnDownscale, SecretsConfig};
 use llm_access_agent::domain::{BillingMonth, Direction, usage_component};
 use llm_access_agent::orders::OUR_ERROR;
 use llm_access_fixtures::faults::{Call, Peer, Witness};
@@ -36,28 +38,78 @@ pub fn check(world: &World) {
 #[must_use]
 pub fn problems(world: &World) -> Vec<String> {
     let mut problems = world.watch.problems();
+    for order in world.waldur.orders().iter().filter(|order| order.state == "executing") {
+        let resource = world.waldur.resource(order.resource);
+        if resource.offering == world.offering && !is_foreign(&resource) {
+            problems.push(format!("order {} of {} is still executing", order.kind, resource.slug));
+        }
+    }
+    problems.extend(standing(world, &|_| true));
+    problems
+}
+
+/// What is broken of a world that a test leaves, maybe while orders are carried out. What the test itself put there for agents
+/// that only look, or bill, is as it put it.
+#[must_use]
+pub(crate) fn in_the_end(world: &World) -> Vec<String> {
+    if !world.watch.called() {
+        return Vec::new();
+    }
+    standing(world, &|resource| world.watch.made_team(resource))
+}
+
+/// What is broken of all that no order is at work on; of living resources only of those in `served`.
+fn standing(world: &World, served: &dyn Fn(Uuid) -> bool) -> Vec<String> {
+    let mut problems = Vec::new();
     let orders = world.waldur.orders();
     let teams: BTreeMap<String, _> = world.gateway.teams().into_iter().map(|team| (team.team_id.clone(), team)).collect();
     for resource in world.waldur.resources().into_iter().filter(|r| r.offering == world.offering && !is_foreign(r)) {
         let of_it: Vec<&OrderView> = orders.iter().filter(|order| order.resource == resource.uuid).collect();
-        for order in of_it.iter().filter(|order| order.state == "executing") {
-            problems.push(format!("order {} of {} is still executing", order.kind, resource.slug));
+        // What an agent is at work on may be in any state.
+        if of_it.iter().any(|order| order.state == "executing") {
+            continue;
         }
         match stage(&resource, &of_it) {
+            Stage::Serves if !served(resource.uuid) => {}
             Stage::Serves => problems.extend(of_living(world, &resource, teams.get(&resource.uuid.simple().to_string()))),
             Stage::Ended => problems.extend(of_ended(world, &resource, &teams)),
             Stage::LeftToPeople => {}
         }
     }
-    let known: BTreeSet<Uuid> = world.waldur.resources().iter().map(|r| r.uuid).collect();
-    for team in teams.values().filter(|team| team.metadata["owner"] == world.owner.as_str()) {
-        if Uuid::parse_str(&team.team_id).is_ok_and(|id| !known.contains(&id)) {
-            problems.push(format!("team {} belongs to no resource", team.team_id));
-        }
-    }
+    problems.extend(of_nobody(world));
     problems.extend(of_retired(world));
     problems.extend(overbilled(world));
     problems
+}
+
+/// What has our mark and is of no resource that Waldur knows.
+fn of_nobody(world: &World) -> Vec<String> {
+    let known: BTreeSet<Uuid> = world.waldur.resources().iter().map(|r| r.uuid).collect();
+    let unknown = |id: &str| Uuid::parse_str(id).is_ok_and(|id| !known.contains(&id));
+    let ours = |metadata: &Value| metadata["managed_by"] == OURS && metadata["owner"] == world.owner.as_str();
+    let mut found = Vec::new();
+    let teams = world.gateway.teams().into_iter().filter(|team| team.metadata["owner"] == world.owner.as_str());
+    found.extend(teams.filter(|team| unknown(&team.team_id)).map(|team| format!("team {}", team.team_id)));
+    let keys = world.gateway.all_live_keys().into_iter().filter(|key| ours(&key.metadata));
+    let lost = keys.filter(|key| key.metadata["resource"].as_str().is_some_and(unknown));
+    found.extend(lost.map(|key| format!("key {}", key.alias.unwrap_or(key.hash))));
+    for secret in world.kube.secrets() {
+        let label = |name: &str| secret.labels.get(name).map(String::as_str).unwrap_or_default();
+        let ours = label("app.kubernetes.io/managed-by") == OURS && label("llm-access.io/owner") == world.owner;
+        if ours && unknown(label("llm-access.io/resource")) {
+            found.push(format!("Secret {}", secret.name));
+        }
+    }
+    for file in fs::read_dir(world.secrets_folder()).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(file.path()).unwrap_or_default();
+        let signed = text.lines().next().and_then(|line| line.strip_prefix(SIGNATURE)).unwrap_or_default();
+        let said =
+            |name: &str| signed.split(' ').filter_map(|part| part.split_once('=')).find(|(of, _)| *of == name).map(|(_, value)| value);
+        if said("owner") == Some(&world.owner) && said("resource").is_some_and(unknown) {
+            found.push(format!("file {}", file.file_name().to_string_lossy()));
+        }
+    }
+    found.into_iter().map(|what| format!("{what} belongs to no resource")).collect()
 }
 
 /// Where a resource is in its life.
@@ -245,8 +297,9 @@ pub fn unbilled(world: &World) -> Vec<String> {
             }
             let told = world.waldur.usages(resource.uuid, &month.to_string());
             for (kind, owed) in ledger(world, &id, month) {
-                // A component may have come after a resource had ended.
-                let takes = components.get(&kind).is_some_and(|(_, billing)| billing == "usage") && !(ended && kind.contains(':'));
+                // A component may have come after the last figures of a resource that has ended were told.
+                let was_there = !ended || !kind.contains(':') || world.watch.billed_with(resource.uuid, &kind);
+                let takes = components.get(&kind).is_some_and(|(_, billing)| billing == "usage") && was_there;
                 let told = told.get(&kind).copied().unwrap_or_default();
                 if takes && told < owed {
                     problems.push(format!(
@@ -255,6 +308,47 @@ pub fn unbilled(world: &World) -> Vec<String> {
                     ));
                 }
             }
+        }
+    }
+    problems
+}
+
+/// What of the offering is not as a catalogue says: the models that may be ordered, with their prices per token where they have
+/// some, and the embedders that every team may call. To be empty after passes that believed the catalogue.
+#[must_use]
+pub fn unsold(world: &World, sold: &BTreeMap<&str, Option<(Decimal, Decimal)>>, always: &BTreeMap<&str, Decimal>) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut choices: BTreeSet<&str> = sold.keys().copied().collect();
+    if !choices.is_empty() {
+        choices.insert("all");
+    }
+    let forms = world.waldur.forms(world.offering);
+    for (what, form) in [("orders", &forms.0), ("resources", &forms.1)] {
+        let there = form.pointer("/options/models/choices").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let offered: BTreeSet<&str> = there.iter().filter_map(Value::as_str).collect();
+        if offered != choices || there.len() != choices.len() {
+            problems.push(format!("the form for {what} is to offer {choices:?} and offers {there:?}"));
+        }
+    }
+    let mut prices: BTreeMap<String, Decimal> =
+        ["input_tokens", "output_tokens", "spend"].map(|kind| (kind.to_owned(), Decimal::ZERO)).into();
+    prices.extend(always.iter().map(|(name, input)| (usage_component(name, Direction::Input), *input)));
+    for (name, price) in sold {
+        // Not priced yet is free.
+        let (input, output) = price.unwrap_or_default();
+        prices.insert(usage_component(name, Direction::Input), input);
+        prices.insert(usage_component(name, Direction::Output), output);
+    }
+    let components = world.waldur.components(world.offering);
+    let held = world.waldur.prices(world.offering);
+    for (kind, per_token) in prices {
+        if components.get(&kind).is_none_or(|(_, billing)| billing != "usage") {
+            problems.push(format!("there is no component {kind}"));
+        }
+        let (price, held) = (per_token * Decimal::ONE_THOUSAND, held.get(&kind));
+        let costs = held.map_or(Decimal::ZERO, |held| held.future.unwrap_or(held.price));
+        if costs != price {
+            problems.push(format!("the component {kind} is to cost {price} and costs {costs} in the end"));
         }
     }
     problems
@@ -351,6 +445,8 @@ pub struct Watch {
     waldur: Waldur,
     gateway: LiteLlm,
     kube: Kube,
+    /// Where a world with the directory store keeps Secrets.
+    folder: PathBuf,
     seen: Mutex<Seen>,
 }
 
@@ -360,18 +456,34 @@ struct Seen {
     owners: BTreeSet<String>,
     /// Kinds of orders that every agent's configuration leaves to people, by offering.
     manual: BTreeMap<Uuid, BTreeSet<&'static str>>,
+    /// What the agents' configurations say of limits, by offering.
+    limits: BTreeMap<Uuid, Vec<(LimitsConfig, OnDownscale)>>,
+    /// Folders of Secrets that configurations name.
+    folders: BTreeSet<PathBuf>,
     /// Whether an agent may show a key in a report.
     reports_keys: bool,
     /// Keys and credentials that travelled.
     secrets: BTreeSet<String>,
     /// What could be read in this pass.
     read: BTreeSet<String>,
+    /// Executing orders of which an agent saw in this pass that all is as it has to be.
+    fulfilled: BTreeSet<Uuid>,
+    /// Whether a read of this pass may have been answered with what was there before.
+    stale: bool,
     /// Passes under way.
     passes: usize,
     /// An operator's command is under way, which may do more than an agent by itself.
     by_word: usize,
     /// What the agents told Waldur: resource, component, amount.
     told: BTreeSet<(Uuid, String, Decimal)>,
+    /// The components of each offering when this pass began.
+    components: BTreeMap<Uuid, BTreeSet<String>>,
+    /// The components that there were, when usage of a resource was last told, before that pass.
+    billed_with: BTreeMap<Uuid, BTreeSet<String>>,
+    /// Whether any agent made a call.
+    called: bool,
+    /// Teams that agents asked for.
+    teams: BTreeSet<String>,
     problems: Vec<String>,
 }
 
@@ -395,17 +507,27 @@ impl Drop for Word {
 }
 
 const OURS: &str = "llm-access-agent";
+/// The start of a file that holds a key.
+const SIGNATURE: &str = "# llm-access-agent ";
 
 impl Watch {
-    pub(crate) fn new(waldur: &Waldur, gateway: &LiteLlm, kube: &Kube) -> Arc<Self> {
-        Arc::new(Self { waldur: waldur.clone(), gateway: gateway.clone(), kube: kube.clone(), seen: Mutex::default() })
+    pub(crate) fn new(waldur: &Waldur, gateway: &LiteLlm, kube: &Kube, folder: PathBuf) -> Arc<Self> {
+        Arc::new(Self { waldur: waldur.clone(), gateway: gateway.clone(), kube: kube.clone(), folder, seen: Mutex::default() })
     }
 
     /// Takes an agent's settings into account.
     pub(crate) fn knows(&self, config: &Config) {
         let mut seen = self.seen.lock().unwrap();
         seen.owners.insert(config.owner.clone());
+        if let SecretsConfig::Directory { path } = &config.secrets {
+            seen.folders.insert(path.clone());
+        }
         for offering in &config.offerings {
+            let limits = (offering.limits, offering.on_downscale.clone());
+            let known = seen.limits.entry(offering.uuid).or_default();
+            if !known.contains(&limits) {
+                known.push(limits);
+            }
             seen.reports_keys |= offering.delivery.api_key_on_old_servers == ApiKeyDelivery::Report;
             let approval = offering.approval;
             let kinds = [("Create", approval.create), ("Update", approval.update), ("Terminate", approval.terminate)];
@@ -425,6 +547,11 @@ impl Watch {
         let mut seen = self.seen.lock().unwrap();
         if seen.passes == 0 {
             seen.read.clear();
+            seen.fulfilled.clear();
+            seen.stale = false;
+            let offerings: BTreeSet<Uuid> = self.waldur.resources().iter().map(|row| row.offering).collect();
+            seen.components =
+                offerings.into_iter().map(|offering| (offering, self.waldur.components(offering).into_keys().collect())).collect();
         }
         seen.passes += 1;
         drop(seen);
@@ -445,6 +572,16 @@ impl Watch {
         self.seen.lock().unwrap().problems.clone()
     }
 
+    /// Whether any agent was here.
+    pub(crate) fn called(&self) -> bool {
+        self.seen.lock().unwrap().called
+    }
+
+    /// Whether an agent asked for the team of this resource.
+    pub(crate) fn made_team(&self, resource: Uuid) -> bool {
+        self.seen.lock().unwrap().teams.contains(&resource.simple().to_string())
+    }
+
     /// Forgets what was seen: a test that provokes it, or has told it.
     pub fn forgive(&self) {
         self.seen.lock().unwrap().problems.clear();
@@ -453,6 +590,11 @@ impl Watch {
     /// Whether an agent told Waldur this figure.
     fn told(&self, resource: Uuid, kind: &str, amount: Decimal) -> bool {
         self.seen.lock().unwrap().told.contains(&(resource, kind.to_owned(), amount))
+    }
+
+    /// Whether a component was there before the pass in which usage of a resource was last told.
+    fn billed_with(&self, resource: Uuid, kind: &str) -> bool {
+        self.seen.lock().unwrap().billed_with.get(&resource).is_some_and(|kinds| kinds.contains(kind))
     }
 
     /// The lines of a text that hold a secret of this world.
@@ -480,20 +622,45 @@ impl Watch {
 
     fn judge_secrets(&self, seen: &mut Seen, call: &Call) {
         seen.secrets.extend([self.waldur.agent_token(), self.gateway.master_key()]);
-        let body_may = call.peer == Peer::Kube
-            || (seen.reports_keys && call.path.contains("submit_report"))
+        let body_may = (seen.reports_keys && call.path.contains("submit_report"))
             || ["/key/generate", "report_created", "set_key", "/model/new", "/model/update"].iter().any(|part| call.path.contains(part));
         if call.path.contains("/key/generate")
             && let Some(key) = json(&call.body)["key"].as_str()
         {
             seen.secrets.insert(key.to_owned());
         }
+        let shown = if call.peer == Peer::Kube { self.judge_values(seen, call) } else { call.body.clone() };
         let leaks = |text: &str| key_like(text) || seen.secrets.iter().any(|secret| text.contains(secret.as_str()));
+        // What is not the values of a Secret is read by many, in whatever form.
+        let encoded = |text: &str| call.peer == Peer::Kube && seen.secrets.iter().any(|secret| text.contains(&STANDARD.encode(secret)));
         if leaks(&call.path) {
             Self::problem(seen, call, "a secret leaked into the address");
-        } else if !body_may && leaks(&call.body) {
+        } else if !body_may && (leaks(&shown) || encoded(&shown)) {
             Self::problem(seen, call, "a secret leaked into the body");
         }
+    }
+
+    /// The values of a Secret may hold keys, and nothing that the agent itself signs in with. Gives the rest of the object.
+    fn judge_values(&self, seen: &mut Seen, call: &Call) -> String {
+        let Value::Object(mut object) = json(&call.body) else { return call.body.clone() };
+        if secret_of(&call.path).is_none() {
+            return call.body.clone();
+        }
+        let credentials = [self.waldur.agent_token(), self.gateway.master_key()];
+        for section in ["data", "stringData"] {
+            let values = object.remove(section).unwrap_or_default();
+            for value in values.as_object().into_iter().flat_map(|values| values.values()).filter_map(Value::as_str) {
+                let decoded = STANDARD.decode(value).ok().and_then(|bytes| String::from_utf8(bytes).ok()).filter(|_| section == "data");
+                let value = decoded.unwrap_or_else(|| value.to_owned());
+                if credentials.iter().any(|credential| value.contains(credential.as_str())) {
+                    Self::problem(seen, call, "a credential of the agent leaked into a Secret");
+                }
+                if value.starts_with("sk-") {
+                    seen.secrets.insert(value);
+                }
+            }
+        }
+        Value::Object(object).to_string()
     }
 
     fn judge_gateway(&self, seen: &mut Seen, call: &Call) {
@@ -506,6 +673,9 @@ impl Watch {
             _ => {}
         }
         match path {
+            "/team/new" => {
+                seen.teams.extend(body["team_id"].as_str().map(str::to_owned));
+            }
             "/team/update" | "/team/block" | "/team/unblock" => {
                 let id = body["team_id"].as_str().unwrap_or_default();
                 self.judge_team(seen, call, id);
@@ -562,9 +732,8 @@ impl Watch {
         if seen.by_word == 0 && !Self::is_ours(seen, &key.metadata) && !ends {
             Self::problem(seen, call, &format!("a key of somebody else is deleted; its team's resource is {state:?}"));
         }
-        let read = [format!("team {team}"), "keys".to_owned(), "made".to_owned()];
-        if !read.iter().any(|read| seen.read.contains(read)) {
-            Self::problem(seen, call, "a key is deleted without a good reading of its team");
+        if !seen.read.contains(&format!("key {hash}")) {
+            Self::problem(seen, call, "a key is deleted without a good reading of it");
         }
     }
 
@@ -627,16 +796,113 @@ impl Watch {
         }
     }
 
-    /// An order is done when the world matches it, not before.
+    /// An order is done when the world matches it, not before. What changed since an agent saw that it does is not its fault.
     fn judge_done(&self, seen: &mut Seen, call: &Call, order: &OrderView) {
+        if seen.stale || seen.fulfilled.contains(&order.uuid) {
+            return;
+        }
+        let what = if order.kind == "Terminate" { "an end" } else { "an order" };
+        for missed in self.missed(seen, order) {
+            Self::problem(seen, call, &format!("{what} is done and {missed}"));
+        }
+    }
+
+    /// An agent read the keys of a team, one of which it may just have made.
+    fn note_keys(&self, team: Option<&str>) {
+        let keys = self.gateway.live_keys(team.unwrap_or_default());
+        self.seen.lock().unwrap().read.extend(keys.into_iter().map(|key| format!("key {}", key.hash)));
+    }
+
+    /// An agent looked at a resource: is what its order asks for there by now?
+    fn note_look(&self, seen: &mut Seen, resource: &str) {
+        let Ok(resource) = Uuid::parse_str(resource) else { return };
+        for order in self.waldur.orders_of(resource) {
+            if order.state == "executing" && self.missed(seen, &order).is_empty() {
+                seen.fulfilled.insert(order.uuid);
+            }
+        }
+    }
+
+    /// What a customer would miss, or go on paying for, if this order were done now.
+    fn missed(&self, seen: &Seen, order: &OrderView) -> Vec<String> {
+        let resource = self.waldur.resource(order.resource);
         let id = order.resource.simple().to_string();
         let team = self.gateway.team(&id);
-        let ours = team.as_ref().is_some_and(|team| Self::is_ours(seen, &team.metadata));
-        match order.kind.as_str() {
-            "Terminate" if ours => Self::problem(seen, call, "an end is done and the team is still there"),
-            "Create" | "Restore" if team.is_none() => Self::problem(seen, call, "an order is done and there is no team"),
-            _ => {}
+        let held = self.held(seen, &id);
+        let mut keys = self.gateway.live_keys(&id);
+        keys.retain(|key| Self::is_ours(seen, &key.metadata));
+        if order.kind == "Terminate" {
+            let team = team.filter(|team| self.is_our_team(seen, team)).map(|_| "the team is still there".to_owned());
+            let keys = (!keys.is_empty()).then(|| format!("{} of its keys are still there", keys.len()));
+            let held = (!held.is_empty()).then(|| format!("{} of its Secrets are still there", held.len()));
+            return team.into_iter().chain(keys).chain(held).collect();
         }
+        let same = order.limits.is_empty() || order.limits == resource.limits;
+        if order.kind == "Update" && same && !order.attributes.contains_key("new_options") {
+            return Vec::new();
+        }
+        let Some(team) = team else { return vec!["there is no team".into()] };
+        let mut missed = self.missed_limits(seen, order, &resource, &team);
+        let governed = self.waldur.plugin_option(resource.offering, "enable_api_key_provisioning") == true;
+        let slots: &[&str] = if governed { &["chat"] } else { &["chat", "project"] };
+        for slot in slots {
+            missed.extend(missed_key(slot, &id, &held, &keys));
+        }
+        missed
+    }
+
+    /// Caps of a team that are not those of an order, and whether it may be used at all. Of agents that differ in their settings
+    /// each may be right.
+    fn missed_limits(&self, seen: &Seen, order: &OrderView, resource: &ResourceView, team: &TeamView) -> Vec<String> {
+        let known = seen.limits.get(&resource.offering).map(Vec::as_slice).unwrap_or_default();
+        let ordered = if order.limits.is_empty() { &resource.limits } else { &order.limits };
+        let mut missed = Vec::new();
+        let caps = [
+            ("max_budget", team.max_budget),
+            ("tpm_limit", team.tpm_limit.map(Decimal::from)),
+            ("rpm_limit", team.rpm_limit.map(Decimal::from)),
+        ];
+        for (name, has) in caps {
+            let cap = |limits: &LimitsConfig, on_downscale: &OnDownscale| {
+                let (default, reduced) = match (name, on_downscale) {
+                    // The catalogue may say another than the configuration.
+                    ("max_budget", OnDownscale::Reduce(reduced)) => (has, reduced.max_budget),
+                    ("max_budget", _) => (has, None),
+                    ("tpm_limit", OnDownscale::Reduce(reduced)) => {
+                        (limits.tpm_limit.default_after(None), reduced.tpm_limit.map(Decimal::from))
+                    }
+                    ("tpm_limit", _) => (limits.tpm_limit.default_after(None), None),
+                    (_, OnDownscale::Reduce(reduced)) => (limits.rpm_limit.default_after(None), reduced.rpm_limit.map(Decimal::from)),
+                    _ => (limits.rpm_limit.default_after(None), None),
+                };
+                let cap = ordered.get(name).copied().or(default);
+                cap.into_iter().chain(reduced.filter(|_| resource.downscaled)).min()
+            };
+            if !known.is_empty() && known.iter().all(|(limits, on_downscale)| cap(limits, on_downscale) != has) {
+                missed.push(format!("its team has the {name} {has:?}, and {:?} was ordered", ordered.get(name)));
+            }
+        }
+        let asked = ordered.get("max_budget").is_some_and(Decimal::is_zero) || resource.paused || resource.downscaled;
+        if team.blocked && !asked && team.max_budget != Some(Decimal::ZERO) {
+            missed.push("its team is blocked, and nothing asks for that".into());
+        }
+        missed
+    }
+
+    /// The Secrets of a resource, in the cluster and in folders.
+    fn held(&self, seen: &Seen, id: &str) -> Vec<Held> {
+        let in_cluster = self.kube.labelled("llm-access.io/resource", id).into_iter();
+        let ours = in_cluster.filter(|secret| secret.labels.get("app.kubernetes.io/managed-by").is_some_and(|manager| manager == OURS));
+        let mut held: Vec<Held> = ours.map(|secret| Held::of(&secret.name, &secret.annotations, &secret.data)).collect();
+        let folders: BTreeSet<&PathBuf> = seen.folders.iter().chain([&self.folder]).collect();
+        for file in folders.into_iter().flat_map(fs::read_dir).flatten().flatten() {
+            let name = file.file_name().to_string_lossy().into_owned();
+            let text = fs::read_to_string(file.path()).unwrap_or_default();
+            if name.ends_with(".env") && text.starts_with(SIGNATURE) && text.contains(id) {
+                held.push(Held::in_file(&name, &text));
+            }
+        }
+        held
     }
 
     fn note_told(&self, seen: &mut Seen, call: &Call) {
@@ -644,6 +910,10 @@ impl Watch {
         let Some(resource) = body["resource"].as_str().and_then(|id| Uuid::parse_str(id).ok()) else { return };
         if self.waldur.resources().iter().any(|row| row.uuid == resource && is_foreign(row)) {
             Self::problem(seen, call, "usage of a resource of another agent is reported");
+        }
+        let there = self.waldur.resources().into_iter().find(|row| row.uuid == resource);
+        if let Some(kinds) = there.and_then(|row| seen.components.get(&row.offering).cloned()) {
+            seen.billed_with.insert(resource, kinds);
         }
         for usage in body["usages"].as_array().into_iter().flatten() {
             let amount = match &usage["amount"] {
@@ -657,9 +927,61 @@ impl Watch {
     }
 }
 
+/// A Secret of a resource, as far as it counts here.
+struct Held {
+    slot: &'static str,
+    /// The sha256 of its key; nothing where it has none.
+    hash: Option<String>,
+    ready: bool,
+    /// The sha256 of the key before, while that may still be used.
+    retiring: Option<String>,
+}
+
+impl Held {
+    fn of(name: &str, annotations: &BTreeMap<String, String>, data: &BTreeMap<String, String>) -> Self {
+        let key = data.get("OPENAI_API_KEY").or_else(|| data.get("OPENAI_API_KEYS"));
+        Self {
+            slot: if name.starts_with("llm-webui-") { "chat" } else { "project" },
+            hash: key.map(|key| hash(key)),
+            ready: annotations.get("llm-access.io/state").is_some_and(|state| state == "ready"),
+            retiring: annotations.get("llm-access.io/retiring-key-sha256").cloned(),
+        }
+    }
+
+    /// The same of a file: a line of JSON holds the annotations.
+    fn in_file(name: &str, text: &str) -> Self {
+        let header = text.lines().find_map(|line| line.strip_prefix("# {"));
+        let header: Value = header.and_then(|rest| serde_json::from_str(&format!("{{{rest}")).ok()).unwrap_or_default();
+        let annotations = serde_json::from_value(header["annotations"].clone()).unwrap_or_default();
+        let pairs = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
+        Self::of(name, &annotations, &pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+}
+
+/// What is wrong with one of the two keys of a team that works.
+fn missed_key(slot: &str, team: &str, held: &[Held], keys: &[KeyView]) -> Vec<String> {
+    let of_it: Vec<&Held> = held.iter().filter(|held| held.slot == slot).collect();
+    let [secret] = of_it[..] else { return vec![format!("there are {} {slot} Secrets", of_it.len())] };
+    let mut missed = Vec::new();
+    if !secret.ready {
+        missed.push(format!("its {slot} Secret is not ready"));
+    }
+    let live: Vec<&KeyView> = keys.iter().filter(|key| slot_of(team, key) == slot).collect();
+    if !live.iter().any(|key| secret.hash.as_ref() == Some(&key.hash)) {
+        missed.push(format!("the key in its {slot} Secret is not registered"));
+    }
+    let known = [&secret.hash, &secret.retiring];
+    let others = live.iter().filter(|key| known.iter().all(|hash| hash.as_ref() != Some(&key.hash))).count();
+    if others > 0 {
+        missed.push(format!("{others} other {slot} keys are there"));
+    }
+    missed
+}
+
 impl Witness for Watch {
     fn arrives(&self, call: &Call) {
         let mut seen = self.seen.lock().unwrap();
+        seen.called = true;
         self.judge_secrets(&mut seen, call);
         if call.method == "GET" {
             return;
@@ -676,6 +998,9 @@ impl Witness for Watch {
         if !good {
             return;
         }
+        if call.fault && call.method == "GET" {
+            self.seen.lock().unwrap().stale = true;
+        }
         let (path, query) = call.path.split_once('?').unwrap_or((&call.path, ""));
         let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let told = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
@@ -683,8 +1008,9 @@ impl Witness for Watch {
             (Peer::LiteLlm, "GET") if matches!(path, "/team/info" | "/v2/team/list") => {
                 format!("team {}", told("team_id").unwrap_or_default())
             }
-            (Peer::LiteLlm, "GET") if path == "/key/list" => "keys".into(),
-            (Peer::LiteLlm, "POST") if path == "/key/generate" => "made".into(),
+            (Peer::LiteLlm, "GET") if path == "/key/list" && told("status").is_none() => return self.note_keys(told("team_id")),
+            (Peer::LiteLlm, "GET") if path == "/key/info" => format!("key {}", told("key").unwrap_or_default()),
+            (Peer::LiteLlm, "POST") if path == "/key/generate" => return self.note_keys(json(&call.body)["team_id"].as_str()),
             (Peer::Kube, "GET") => match secret_of(path) {
                 Some((namespace, name)) => format!("secret {namespace}/{name}"),
                 None => return,
@@ -700,7 +1026,14 @@ impl Witness for Watch {
             }
             _ => return,
         };
-        self.seen.lock().unwrap().read.insert(read);
+        if path == "/team/info" {
+            self.note_keys(told("team_id"));
+        }
+        let mut seen = self.seen.lock().unwrap();
+        if let Some(id) = read.strip_prefix("team ").or_else(|| read.strip_prefix("resource ")) {
+            self.note_look(&mut seen, id);
+        }
+        seen.read.insert(read);
     }
 }
 

@@ -10,7 +10,7 @@ use llm_access_agent::agent::Agent;
 use llm_access_fixtures::faults::Fault;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::World;
+use crate::{World, checker};
 
 /// What goes wrong with a call.
 #[must_use]
@@ -139,6 +139,9 @@ fn tell<S: Story>(story: &S, fault: Option<(usize, &Fault)>) -> Result<(usize, V
     let outcome = outcome.map_err(|problem| {
         format!("{problem}: {:?}; last writes {:?}", agent.conditions.all(), world.writes(None).iter().rev().take(4).collect::<Vec<_>>())
     });
+    let left = checker::in_the_end(&world);
+    world.ends_in_trouble("what it leaves is told with the story");
+    let outcome = if left.is_empty() { outcome } else { outcome.and(Err(left.join("; "))) };
     process.shutdown_background();
     simulators.shutdown_background();
     outcome

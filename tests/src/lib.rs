@@ -84,15 +84,26 @@ pub struct World {
     pub watch: Arc<checker::Watch>,
     folder: TempDir,
     reserved: Mutex<Vec<port::ReservedPort>>,
+    /// Why the test does not leave it as it must be at rest.
+    trouble: Mutex<Option<&'static str>>,
 }
 
 impl Drop for World {
     fn drop(&mut self) {
         // The watch holds the simulators, and they hold the faults.
         self.faults.set_witness(None);
-        if !std::thread::panicking() {
-            let problems = self.watch.problems();
-            assert!(problems.is_empty(), "an agent did what it may never do:\n{}", problems.join("\n"));
+        if std::thread::panicking() {
+            return;
+        }
+        let problems = self.watch.problems();
+        assert!(problems.is_empty(), "an agent did what it may never do:\n{}", problems.join("\n"));
+        if self.trouble.lock().unwrap().is_none() {
+            let problems = checker::in_the_end(self);
+            assert!(
+                problems.is_empty(),
+                "the test leaves a world that is not as it must be; where it means to, `ends_in_trouble` says why:\n{}",
+                problems.join("\n")
+            );
         }
     }
 }
@@ -143,12 +154,27 @@ impl World {
         waldur.set_models(offering, &["kestrel-8b", "heron-70b", "qwen2.5-0.5b", "all"]);
         let project = waldur.add_project("Seabird Acoustics");
         let folder = tempfile::tempdir().unwrap();
-        let watch = checker::Watch::new(&waldur, &gateway, &kube);
+        let watch = checker::Watch::new(&waldur, &gateway, &kube, folder.path().join("secrets"));
         faults.set_witness(Some(watch.clone()));
         let owner = "icarus".into();
-        let reserved = Mutex::default();
-        let world =
-            Self { clock, sim_clock, faults, waldur, gateway, kube, offering, project, store, owner, profile, watch, folder, reserved };
+        let (reserved, trouble) = (Mutex::default(), Mutex::default());
+        let world = Self {
+            clock,
+            sim_clock,
+            faults,
+            waldur,
+            gateway,
+            kube,
+            offering,
+            project,
+            store,
+            owner,
+            profile,
+            watch,
+            folder,
+            reserved,
+            trouble,
+        };
         world.write("waldur-token", &world.waldur.agent_token());
         world.write("gateway-key", &world.gateway.master_key());
         world.write("catalogue.yml", &catalogue(&["kestrel-8b", "heron-70b", "qwen2.5-0.5b"]));
@@ -355,6 +381,12 @@ impl World {
             .filter(|call| call.method != "GET" && peer.is_none_or(|p| p == call.peer))
             .map(|call| format!("{} {}", call.method, call.path))
             .collect()
+    }
+
+    /// The test leaves this world as no agent may leave one: by hand, or with a fault that is still there. Then only what agents
+    /// did is judged when it is dropped, and not what there is.
+    pub fn ends_in_trouble(&self, why: &'static str) {
+        self.trouble.lock().unwrap().replace(why);
     }
 
     /// All invariants of a world at rest.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use llm_access_agent::agent::Agent;
+use llm_access_agent::catalogue::View;
 use llm_access_agent::cli::commands;
 use llm_access_agent::clock::Clock;
 use llm_access_agent::config;
@@ -38,6 +39,8 @@ use crate::{CHAT_NAMESPACE, KEY_NAMESPACE, PROFILES, Store, World, checker, cras
 /// usage that was refused.
 pub const PASSES: usize = 18;
 const PASS: Duration = Duration::from_secs(600);
+/// A model that left the catalogue, or a price that it lost, is believed after an hour; and then a pass acts upon it.
+const PASSES_TO_BELIEVE: usize = 9;
 
 /// What agents are told besides where their peers are.
 const SETTINGS: &str = "backoff: {initial: 5s, max: 2m}\n";
@@ -521,6 +524,9 @@ fn hangs(trouble: Trouble) -> bool {
     matches!(troubles()[usize::from(trouble.0)].1, Fault::Hang { .. } | Fault::Kill { .. })
 }
 
+/// The model that every team may call, with its price per input token.
+const EMBEDDER: (&str, &str) = ("qwen3-embedding-0-6b", "0.00000002");
+
 /// The chat models of the catalogue, with what they cost.
 const SOLD: [(&str, Option<(&str, &str)>); 3] =
     [("kestrel-8b", Some(("0.00000021", "0.00000085"))), ("heron-70b", Some(("0.000001", "0.000002"))), ("qwen2.5-0.5b", None)];
@@ -663,9 +669,10 @@ impl Hands {
             }
             text.push_str("}\n");
         }
-        text.push_str(
-            "  - {name: qwen3-embedding-0-6b, served_name: qwen3-embedding-0-6b, runtime: tei, litellm_model_info: {input_cost_per_token: 0.00000002}}\n",
-        );
+        let (name, price) = EMBEDDER;
+        text.push_str(&format!(
+            "  - {{name: {name}, served_name: {name}, runtime: tei, litellm_model_info: {{input_cost_per_token: {price}}}}}\n"
+        ));
         fs::write(self.folder.join("catalogue.yml"), text).unwrap();
     }
 
@@ -1285,6 +1292,15 @@ impl Life {
         self.say(&step.to_string());
     }
 
+    /// A beat of every loop of every agent.
+    fn pass(&mut self) {
+        for which in 0..self.count() {
+            for what in [Loop::Orders, Loop::Resources, Loop::Offering, Loop::Usage] {
+                self.beat(&[(which, what)]);
+            }
+        }
+    }
+
     /// Passes until two in a row change nothing and nothing is open. Gives their number.
     fn come_to_rest(&mut self) -> Result<usize, String> {
         self.world.faults.clear();
@@ -1301,11 +1317,7 @@ impl Life {
         let (mut written, mut quiet) = (Vec::new(), 0);
         for pass in 1..=PASSES {
             let before = self.world.writes(None).len();
-            for which in 0..self.count() {
-                for what in [Loop::Orders, Loop::Resources, Loop::Offering, Loop::Usage] {
-                    self.beat(&[(which, what)]);
-                }
-            }
+            self.pass();
             self.retry_given_up();
             written = self.world.writes(None).split_off(before);
             // A key that was replaced serves on for as long as a pass takes, and nothing is written until its time is over.
@@ -1444,6 +1456,38 @@ impl Life {
         problems
     }
 
+    /// What the agents in charge make of the catalogue.
+    fn views(&self) -> Vec<Arc<View>> {
+        let leading = self.processes.iter().flatten().filter(|process| process.agent.is_leading());
+        leading.filter_map(|process| process.agent.catalogue()).collect()
+    }
+
+    /// What of the offering is not as the catalogue says, once every change of it was believed.
+    fn unsold(&mut self) -> Vec<String> {
+        for _ in 0..PASSES_TO_BELIEVE {
+            if self.views().iter().all(|view| view.missing.is_empty() && view.doubted.is_empty() && view.held.is_none()) {
+                break;
+            }
+            self.advance(PASS);
+            self.pass();
+        }
+        let views = self.views();
+        if views.iter().any(|view| view.held.is_some()) {
+            // It lost too much at once, and nobody accepts that.
+            return Vec::new();
+        }
+        let unsettled = views.iter().filter(|view| !(view.missing.is_empty() && view.doubted.is_empty()));
+        let mut problems: Vec<String> = unsettled
+            .map(|view| format!("the catalogue is not believed: {:?} are missing, {:?} in doubt", view.missing, view.doubted))
+            .collect();
+        let entries = self.hands.catalogue.lock().unwrap().clone();
+        let price = |text: &String| text.parse::<Decimal>().unwrap();
+        let sold = entries.iter().filter(|(_, entry)| entry.orderable && entry.enabled);
+        let sold = sold.map(|(n, entry)| (SOLD[*n].0, entry.prices.as_ref().map(|(input, output)| (price(input), price(output)))));
+        problems.extend(checker::unsold(&self.world, &sold.collect(), &BTreeMap::from([(EMBEDDER.0, EMBEDDER.1.parse().unwrap())])));
+        problems
+    }
+
     fn end(mut self, plan: &Plan) -> End {
         for step in &plan.steps {
             self.step(step);
@@ -1459,6 +1503,9 @@ impl Life {
         problems.extend(self.planted.problems(&self.world));
         problems.extend(self.unserved());
         problems.extend(self.conditions());
+        if problems.is_empty() {
+            problems.extend(self.unsold());
+        }
         problems.append(&mut self.panics);
         let story = String::from_utf8_lossy(&self.log.0.lock().unwrap()).into_owned();
         if self.site.watched {
@@ -1466,8 +1513,8 @@ impl Life {
         }
         let calls = self.world.faults.count();
         (0..2).for_each(|which| self.kill(which));
-        // What was found is told with the plan.
         self.world.watch.forgive();
+        self.world.ends_in_trouble("what was found is told with the plan");
         self.simulators.block_on(async { drop(self.world) });
         self.simulators.shutdown_background();
         End { problems, story, calls, passes }

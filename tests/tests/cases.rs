@@ -193,6 +193,7 @@ async fn missing_page(status: u16) {
 #[tokio::test]
 async fn c02_only_what_waldur_shows_as_ended_is_removed() {
     let world = World::new(Profile::Late2026).await;
+    world.ends_in_trouble("what Waldur does not show is left for a person to judge");
     let agent = patient(&world).await;
     let resources = living(&world, &agent, 40).await;
     // One row is gone without a word, another is shown as ended.

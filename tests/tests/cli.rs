@@ -618,6 +618,7 @@ async fn plan_prints_what_the_next_pass_would_do_and_changes_nothing() {
 #[tokio::test]
 async fn status_shows_every_resource_to_people_and_programs() {
     let world = world().await;
+    world.ends_in_trouble("a Secret is missing, and no pass came after it");
     agent(&world, &["status"]).await.exits(0).tells(&["there are no resources"]);
     let served = world.agent().await;
     let first = world.sold(&served, "first-llm", &["kestrel-8b"]).await;

@@ -206,6 +206,8 @@ async fn the_first_eight_digits_of_two_resources_may_be_the_same() {
         world.run_to_rest(&agent, 5).await;
         assert_eq!(world.secrets(resource).len(), 2);
         assert!(!agent.conditions.holds("foreign-secret"), "{:?}", agent.conditions.all());
+        let there = agent.secrets.of_resource(squatter.resource, None).await.unwrap().stored;
+        agent.secrets.delete(&there[0]).await.unwrap();
         world.check();
     }
 }

@@ -89,6 +89,7 @@ async fn a_world_that_agrees_passes_and_nothing_is_written() {
 #[tokio::test]
 async fn each_difference_at_the_gateway_is_one_line() {
     let (world, _) = kept(Profile::Late2026).await;
+    world.ends_in_trouble("the gateway does not serve what was sold");
     world.gateway.remove_model("heron-70b");
     world.gateway.add_model("kestrel-8b", Some("0.00000022"), Some("0.00000085"));
     world.gateway.add_deployment("alias", "osprey", "openai/qwen2.5-0.5b", None, None);
@@ -158,6 +159,7 @@ async fn a_price_that_waits_for_the_first_is_pending_and_no_difference() {
 #[tokio::test]
 async fn each_difference_at_a_team_is_one_line() {
     let (world, resource) = kept(Profile::Late2026).await;
+    world.ends_in_trouble("a team was changed by hand, and no pass came after it");
     let id = resource.simple().to_string();
     world.gateway.edit_team(&id, &json!({"models": ["kestrel-8b", "qwen2.5-0.5b", "osprey", "qwen3-embedding-0-6b"]}));
     let checked = check(&world, &[]).await;

@@ -292,6 +292,7 @@ async fn a_figure_never_falls_by_itself() {
     let purged = sold(&world, "borealis");
     let other = Agent::new(world.config(""), world.clock.clone()).await.unwrap();
     let gateway = World::new(Profile::Late2026).await;
+    world.ends_in_trouble("its own ledger lost what was billed");
     let moved = Agent::new(
         world.parse(&world.config_text("").replace(world.gateway.url().as_str(), gateway.gateway.url().as_str()).replace(
             &format!("{}/gateway-key", world.path("").display().to_string().trim_end_matches('/')),
@@ -475,6 +476,7 @@ fn log_reads(world: &World) -> usize {
 
 /// Two public names on one upstream model, each with an input component.
 fn shared_upstream(world: &World) {
+    world.ends_in_trouble("the checker's ledger does not tell models on one upstream apart, as the log does");
     for model in ["pub-a", "pub-b"] {
         world.gateway.add_deployment(&format!("dep-{model}"), model, "openai/shared-up", Some("0.000001"), Some("0.000001"));
         world.waldur.add_usage_component(world.offering, &format!("{model}:input"));
@@ -900,6 +902,7 @@ async fn a_log_that_cannot_be_read_holds_up_only_what_depends_on_it() {
 #[tokio::test]
 async fn a_spend_below_nothing_bills_nothing_of_its_day_and_is_named() {
     let world = World::new(Profile::Y2024).await;
+    world.ends_in_trouble("a row below nothing hides from the checker's sum what was rightly billed");
     let agent = world.agent().await;
     let (odd, other) = (sold(&world, "odd"), sold(&world, "other"));
     for resource in [odd, other] {

@@ -224,6 +224,7 @@ async fn a_component_that_waldur_refuses_at_the_end_is_noted_as_unbilled_and_one
 #[tokio::test]
 async fn nobody_lowers_the_figures_of_a_resource_that_is_being_ended() {
     let world = World::new(Profile::Late2026).await;
+    world.ends_in_trouble("a person billed more than was used");
     let agent = world.agent().await;
     let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
     spent(&world, resource, "2026-11-10T09:00:10Z", 1000, "1.00");
