@@ -206,7 +206,7 @@ const MISTAKES: &[Mistake] = &[
             world.write("waldur-token", &world.waldur.owner_token());
             world.config_text(FAST)
         },
-        words: &["FAIL  offering", "no role on its provider", "give it CUSTOMER.OWNER"],
+        words: &["FAIL  offering", "may not be seen by this user", "a role on its provider"],
     },
     Mistake {
         name: "an offering that is not there",

@@ -194,11 +194,14 @@ async fn check_waldur(agent: &Agent, report: &mut Report) -> Option<User> {
     }
 }
 
-/// Whether the user may work with this offering. A role counts where it was given: that on another organization says nothing.
+/// The roles of a user that count for this offering: one on another organization or offering says nothing.
+fn roles_on<'a>(user: &'a User, offering: &Offering) -> BTreeSet<&'a str> {
+    let counts = |scope: Uuid| scope == offering.uuid || offering.customer.is_none_or(|provider| scope == provider);
+    user.permissions.iter().filter(|of| of.scope_uuid.is_none_or(counts)).map(|of| of.role_name.as_str()).collect()
+}
+
 fn check_rights(user: &User, offering: &Offering, what: &str, report: &mut Report) {
-    let here = |scope: Uuid| scope == offering.uuid || offering.customer.is_none_or(|provider| scope == provider);
-    let roles: BTreeSet<&str> =
-        user.permissions.iter().filter(|of| of.scope_uuid.is_none_or(here)).map(|of| of.role_name.as_str()).collect();
+    let roles = roles_on(user, offering);
     if user.is_staff || !user.permissions.iter().any(|of| ROLES.contains(&of.role_name.as_str())) {
         // Said already, for all offerings.
     } else if !ROLES.iter().any(|role| roles.contains(role)) {
@@ -442,5 +445,29 @@ fn check_readers(agent: &Agent, files: &[PathBuf], report: &mut Report) {
         for difference in compared.differences {
             report.fail("reader", difference);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use waldur_client::Permission;
+
+    #[test]
+    fn a_role_counts_where_it_was_given() {
+        let [provider, offering, other] = [1, 2, 3].map(Uuid::from_u128);
+        let offering = Offering { uuid: offering, customer: Some(provider), ..Offering::default() };
+        let role = |name: &str, scope: Option<Uuid>| Permission { role_name: name.into(), scope_uuid: scope, ..Permission::default() };
+        let permissions = vec![
+            role("CUSTOMER.OWNER", Some(other)),
+            role("OFFERING.MANAGER", Some(offering.uuid)),
+            role("CUSTOMER.MANAGER", Some(provider)),
+            role("CUSTOMER.SUPPORT", None),
+        ];
+        let user = User { permissions, ..User::default() };
+        assert_eq!(roles_on(&user, &offering), BTreeSet::from(["CUSTOMER.MANAGER", "CUSTOMER.SUPPORT", "OFFERING.MANAGER"]));
+        // A server that does not name the provider: every role may be on it.
+        let nameless = Offering { customer: None, ..offering };
+        assert!(roles_on(&user, &nameless).contains("CUSTOMER.OWNER"));
     }
 }
