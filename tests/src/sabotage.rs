@@ -107,8 +107,8 @@ pub fn first_failure(said: &str) -> Option<String> {
 /// The name of the last test of which it was said that it takes long.
 #[must_use]
 pub fn slow_test(said: &str) -> Option<String> {
-    let slow = said.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" has been running for over "));
-    slow.last().map(|(name, _)| name.to_owned())
+    let mut slow = said.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" has been running for over "));
+    slow.next_back().map(|(name, _)| name.to_owned())
 }
 
 #[cfg(test)]
