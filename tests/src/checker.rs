@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::SignedDuration;
 use llm_access_agent::config::{ApiKeyDelivery, ApprovalMode, Config, LimitsConfig, OnDownscale, SecretsConfig};
-use llm_access_agent::domain::{BillingMonth, Direction, usage_component};
+use llm_access_agent::domain::{BillingMonth, Direction, ModelRequest, usage_component};
 use llm_access_agent::orders::OUR_ERROR;
 use llm_access_fixtures::faults::{Call, Peer, Witness};
 use llm_access_fixtures::kube::{Kube, SecretView};
@@ -458,6 +458,8 @@ struct Seen {
     manual: BTreeMap<Uuid, BTreeSet<&'static str>>,
     /// What the agents' configurations say of limits, by offering.
     limits: BTreeMap<Uuid, Vec<(LimitsConfig, OnDownscale)>>,
+    /// What every team of an offering may call, by any configuration.
+    always: BTreeMap<Uuid, BTreeSet<String>>,
     /// Folders of Secrets that configurations name.
     folders: BTreeSet<PathBuf>,
     /// Whether an agent may show a key in a report.
@@ -523,6 +525,7 @@ impl Watch {
             seen.folders.insert(path.clone());
         }
         for offering in &config.offerings {
+            seen.always.entry(offering.uuid).or_default().extend(offering.always_include.iter().cloned());
             let limits = (offering.limits, offering.on_downscale.clone());
             let known = seen.limits.entry(offering.uuid).or_default();
             if !known.contains(&limits) {
@@ -825,7 +828,8 @@ impl Watch {
 
     /// What a customer would miss, or go on paying for, if this order were done now.
     fn missed(&self, seen: &Seen, order: &OrderView) -> Vec<String> {
-        let resource = self.waldur.resource(order.resource);
+        // Waldur may have lost the row meanwhile.
+        let Some(resource) = self.waldur.resources().into_iter().find(|row| row.uuid == order.resource) else { return Vec::new() };
         let id = order.resource.simple().to_string();
         let team = self.gateway.team(&id);
         let held = self.held(seen, &id);
@@ -842,49 +846,18 @@ impl Watch {
             return Vec::new();
         }
         let Some(team) = team else { return vec!["there is no team".into()] };
-        let mut missed = self.missed_limits(seen, order, &resource, &team);
+        let mut missed = missed_limits(seen, order, &resource, &team);
+        let places = order.attributes.get("new_options").and_then(Value::as_object).into_iter();
+        let places = places.chain([&resource.options, &order.attributes, &resource.attributes]);
+        if let (ModelRequest::Named(mut names), Some(always)) = (ModelRequest::read(places), seen.always.get(&resource.offering)) {
+            names.extend(always.iter().cloned().chain(["no-default-models".to_owned()]));
+            let more = team.models.iter().filter(|model| !names.contains(*model));
+            missed.extend(more.map(|model| format!("its team may call {model}, which was not ordered")));
+        }
         let governed = self.waldur.plugin_option(resource.offering, "enable_api_key_provisioning") == true;
         let slots: &[&str] = if governed { &["chat"] } else { &["chat", "project"] };
         for slot in slots {
             missed.extend(missed_key(slot, &id, &held, &keys));
-        }
-        missed
-    }
-
-    /// Caps of a team that are not those of an order, and whether it may be used at all. Of agents that differ in their settings
-    /// each may be right.
-    fn missed_limits(&self, seen: &Seen, order: &OrderView, resource: &ResourceView, team: &TeamView) -> Vec<String> {
-        let known = seen.limits.get(&resource.offering).map(Vec::as_slice).unwrap_or_default();
-        let ordered = if order.limits.is_empty() { &resource.limits } else { &order.limits };
-        let mut missed = Vec::new();
-        let caps = [
-            ("max_budget", team.max_budget),
-            ("tpm_limit", team.tpm_limit.map(Decimal::from)),
-            ("rpm_limit", team.rpm_limit.map(Decimal::from)),
-        ];
-        for (name, has) in caps {
-            let cap = |limits: &LimitsConfig, on_downscale: &OnDownscale| {
-                let (default, reduced) = match (name, on_downscale) {
-                    // The catalogue may say another than the configuration.
-                    ("max_budget", OnDownscale::Reduce(reduced)) => (has, reduced.max_budget),
-                    ("max_budget", _) => (has, None),
-                    ("tpm_limit", OnDownscale::Reduce(reduced)) => {
-                        (limits.tpm_limit.default_after(None), reduced.tpm_limit.map(Decimal::from))
-                    }
-                    ("tpm_limit", _) => (limits.tpm_limit.default_after(None), None),
-                    (_, OnDownscale::Reduce(reduced)) => (limits.rpm_limit.default_after(None), reduced.rpm_limit.map(Decimal::from)),
-                    _ => (limits.rpm_limit.default_after(None), None),
-                };
-                let cap = ordered.get(name).copied().or(default);
-                cap.into_iter().chain(reduced.filter(|_| resource.downscaled)).min()
-            };
-            if !known.is_empty() && known.iter().all(|(limits, on_downscale)| cap(limits, on_downscale) != has) {
-                missed.push(format!("its team has the {name} {has:?}, and {:?} was ordered", ordered.get(name)));
-            }
-        }
-        let asked = ordered.get("max_budget").is_some_and(Decimal::is_zero) || resource.paused || resource.downscaled;
-        if team.blocked && !asked && team.max_budget != Some(Decimal::ZERO) {
-            missed.push("its team is blocked, and nothing asks for that".into());
         }
         missed
     }
@@ -956,6 +929,42 @@ impl Held {
         let pairs = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
         Self::of(name, &annotations, &pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
+}
+
+/// Caps of a team that are not those of an order, and whether it may be used at all. Of agents that differ in their settings
+/// each may be right.
+fn missed_limits(seen: &Seen, order: &OrderView, resource: &ResourceView, team: &TeamView) -> Vec<String> {
+    let known = seen.limits.get(&resource.offering).map(Vec::as_slice).unwrap_or_default();
+    let ordered = if order.limits.is_empty() { &resource.limits } else { &order.limits };
+    let mut missed = Vec::new();
+    let caps = [
+        ("max_budget", team.max_budget),
+        ("tpm_limit", team.tpm_limit.map(Decimal::from)),
+        ("rpm_limit", team.rpm_limit.map(Decimal::from)),
+    ];
+    for (name, has) in caps {
+        let cap = |limits: &LimitsConfig, on_downscale: &OnDownscale| {
+            let (default, reduced) = match (name, on_downscale) {
+                // The catalogue may say another than the configuration.
+                ("max_budget", OnDownscale::Reduce(reduced)) => (has, reduced.max_budget),
+                ("max_budget", _) => (has, None),
+                ("tpm_limit", OnDownscale::Reduce(reduced)) => (limits.tpm_limit.default_after(None), reduced.tpm_limit.map(Decimal::from)),
+                ("tpm_limit", _) => (limits.tpm_limit.default_after(None), None),
+                (_, OnDownscale::Reduce(reduced)) => (limits.rpm_limit.default_after(None), reduced.rpm_limit.map(Decimal::from)),
+                _ => (limits.rpm_limit.default_after(None), None),
+            };
+            let cap = ordered.get(name).copied().or(default);
+            cap.into_iter().chain(reduced.filter(|_| resource.downscaled)).min()
+        };
+        if !known.is_empty() && known.iter().all(|(limits, on_downscale)| cap(limits, on_downscale) != has) {
+            missed.push(format!("its team has the {name} {has:?}, and {:?} was ordered", ordered.get(name)));
+        }
+    }
+    let asked = ordered.get("max_budget").is_some_and(Decimal::is_zero) || resource.paused || resource.downscaled;
+    if team.blocked && !asked && team.max_budget != Some(Decimal::ZERO) {
+        missed.push("its team is blocked, and nothing asks for that".into());
+    }
+    missed
 }
 
 /// What is wrong with one of the two keys of a team that works.

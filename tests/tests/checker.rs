@@ -444,6 +444,9 @@ async fn an_order_that_is_done_before_its_customer_has_what_was_ordered_is_seen(
         }),
         ("its team has the tpm_limit Some(77)", |world, resource| drop(world.gateway.edit_team(&hex(resource), &json!({"tpm_limit": 77})))),
         ("its team has the rpm_limit None", |world, resource| drop(world.gateway.edit_team(&hex(resource), &json!({"rpm_limit": null})))),
+        ("its team may call heron-70b, which was not ordered", |world, resource| {
+            drop(world.gateway.edit_team(&hex(resource), &json!({"models": ["kestrel-8b", "heron-70b", "qwen3-embedding-0-6b"]})));
+        }),
         ("its team is blocked", |world, resource| drop(world.gateway.edit_team(&hex(resource), &json!({"blocked": true})))),
     ];
     for (words, break_it) in cases {

@@ -645,6 +645,7 @@ async fn that_a_server_dates_usage_is_believed_when_it_shows_it_and_what_it_misf
 #[tokio::test]
 async fn what_a_process_misfiled_before_it_ended_is_set_right_by_the_next() {
     let world = World::new(Profile::Late2026).await;
+    world.ends_in_trouble("a person billed what was not used");
     world.waldur.ignore_usage_dates(true);
     world.set_time("2026-12-10T06:00:00Z");
     let [used, idle, more] = ["aurora", "idle", "more"].map(|name| sold(&world, name));
