@@ -24,8 +24,8 @@ pub type SecretSource = Arc<dyn Fn() -> Result<SecretString, String> + Send + Sy
 pub(crate) const LIST_CAP: usize = 32 << 20;
 /// The largest page of usage or of logged calls, in bytes: 12 KiB for each of 5000 rows.
 pub(crate) const USAGE_PAGE_CAP: usize = 64 << 20;
-/// The largest answer with the totals of all teams and days, in bytes. A month of 10,000 teams, all busy every day, has
-/// some 200 MB.
+/// The largest answer with the totals of all teams of some days, in bytes. A day of 10,000 busy teams has some 10 MB, so ask for
+/// few days where there are many.
 pub(crate) const TOTALS_CAP: usize = 256 << 20;
 /// How much of an error's body is read, in bytes.
 const ERROR_CAP: usize = 1 << 20;

@@ -12,7 +12,12 @@ pub(crate) struct Mistake {
 /// Decodes a whole body. The path of a mistake is looked for only when there is one: tracking it costs time on every field
 /// and the usage ledger has millions of them.
 pub(crate) fn decode<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T, Mistake> {
-    let fault = match serde_json::from_slice(body) {
+    // A text that is known to be one need not be looked at string by string.
+    let decoded = match std::str::from_utf8(body) {
+        Ok(text) => serde_json::from_str(text),
+        Err(_) => serde_json::from_slice(body),
+    };
+    let fault = match decoded {
         Ok(value) => return Ok(value),
         Err(fault) => fault,
     };

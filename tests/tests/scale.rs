@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use llm_access_agent::agent::Agent;
 use llm_access_fixtures::faults::{Call, Fault, Peer, Rule};
+use llm_access_fixtures::litellm;
 use llm_access_fixtures::waldur::Profile;
 use llm_access_tests::{PROFILES, Store, World};
+use rust_decimal::Decimal;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -277,5 +279,34 @@ async fn a_call_that_never_ends_is_given_up_and_tried_again() {
     world.advance(Duration::from_secs(600));
     world.beat(&agent).await;
     assert_eq!(world.waldur.order_state(hanging), "done");
+    world.check();
+}
+
+#[tokio::test]
+async fn totals_of_more_teams_than_one_answer_holds_are_read_in_parts() {
+    let world = World::new(Profile::Late2026).await;
+    world.set_time("2026-11-30T12:00:00Z");
+    let agent = world.agent().await;
+    let resource = world.sold(&agent, "aurora", &["kestrel-8b"]).await;
+    let used = |team: &str, day: u32, tokens: u64| {
+        let usage = litellm::Usage { prompt_tokens: tokens, completion_tokens: 0, cached_tokens: 0, spend: Decimal::ZERO };
+        let at = format!("2026-11-{day:02}T10:00:00Z").parse().unwrap();
+        world.gateway.add_usage(Some(team), &format!("key-{team}"), "kestrel-8b", at, usage);
+    };
+    for day in 1..=29 {
+        used(&resource.simple().to_string(), day, 1000);
+        for n in 0..360 {
+            used(&format!("stranger-{n}"), day, 1);
+        }
+    }
+    world.faults.reset_calls();
+    agent.usage_beat().await.unwrap();
+    let calls = world.faults.calls();
+    let totals: Vec<&str> = calls.iter().map(|call| call.path.as_str()).filter(|path| path.contains("aggregated")).collect();
+    // Today before the rows, and the month after them.
+    assert_eq!(totals.len(), 3, "{totals:?}");
+    assert_eq!(world.waldur.usages(resource, "2026-11")["input_tokens"].to_string(), "29.00");
+    // What is in neither part would be withheld.
+    assert_eq!(agent.conditions.all().iter().filter(|(name, ..)| *name == "usage-withheld").count(), 0);
     world.check();
 }

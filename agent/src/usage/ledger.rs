@@ -68,15 +68,14 @@ impl Agent {
         let before = if to == today { self.gateway.daily_totals(whose.only, today, today).await? } else { None };
         let mut ledger = Ledger::default();
         self.gateway.daily_activity_each(whose.only, from, to, |day| ledger.take(day)).await?;
-        let after = match self.gateway.daily_totals(whose.only, from, to).await? {
-            Some(days) => Totals::of(&days),
-            // A release without totals: a second reading in their place.
-            None => {
-                let mut again = Totals::default();
-                self.gateway.daily_activity_each(whose.only, from, to, |day| again.take(&day)).await?;
-                again
+        let mut after = Totals::default();
+        for (first, last) in ledger.spans(from, to) {
+            match self.gateway.daily_totals(whose.only, first, last).await? {
+                Some(days) => days.iter().for_each(|day| after.take(day)),
+                // A release without totals: a second reading in their place.
+                None => self.gateway.daily_activity_each(whose.only, first, last, |day| after.take(&day)).await.map(drop)?,
             }
-        };
+        }
         let mut proven = ledger.prove(before.as_deref().map(Totals::of).as_ref(), Some(&after), today);
         let used = proven.models_of(whose.teams);
         if used.is_empty() {

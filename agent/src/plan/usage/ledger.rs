@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
+use jiff::ToSpan as _;
 use jiff::civil::Date;
 use litellm_client::{Counts, DayPage};
 use rust_decimal::Decimal;
@@ -136,6 +137,9 @@ impl Totals {
     }
 }
 
+/// Teams of single days in one answer of totals.
+const MOST_TEAM_DAYS: usize = 10_000;
+
 /// How the gateway names the keys without a team.
 const WITHOUT_TEAM: &str = "Unassigned";
 
@@ -216,32 +220,33 @@ impl Ledger {
     pub fn take(&mut self, day: DayPage) {
         let date = day.date;
         // Whose row it is, not whose key it is now: keys move, and metadata of deleted keys gets lost.
-        let mut made_by: HashMap<&str, Option<&str>> = HashMap::new();
+        let mut made_by: HashMap<u32, Option<u32>> = HashMap::new();
         for team in &day.teams {
             self.teams_told = true;
+            let number = self.teams.number(&team.team_id);
             for hash in &team.keys {
-                let of = made_by.entry(hash).or_insert(Some(&team.team_id));
-                if *of != Some(&team.team_id) {
+                let of = made_by.entry(self.keys.number(hash)).or_insert(Some(number));
+                if *of != Some(number) {
                     *of = None;
                 }
             }
         }
+        let without_team = self.teams.number(WITHOUT_TEAM);
         for model in &day.models {
             let number = self.models.number(&model.model_group);
             let mut sum = Counts::default();
             let mut fits = true;
             for key in &model.keys {
                 fits &= add(&mut sum, &key.counts);
-                let team = match made_by.get(key.hash.as_str()) {
-                    Some(Some(WITHOUT_TEAM)) => None,
-                    Some(Some(team)) => Some(*team),
-                    Some(None) | None => key.team_id.as_deref(),
-                };
                 let hash = self.keys.number(&key.hash);
+                let team = match made_by.get(&hash) {
+                    Some(Some(team)) => Some(*team).filter(|team| *team != without_team),
+                    Some(None) | None => key.team_id.as_deref().map(|team| self.teams.number(team)),
+                };
                 if let Some(alias) = key.alias.as_ref().filter(|_| !self.aliases.contains_key(&hash)) {
                     self.aliases.insert(hash, alias.clone());
                 }
-                let part = Part { team: team.map(|team| self.teams.number(team)), date, model: number, key: hash };
+                let part = Part { team, date, model: number, key: hash };
                 fits &= add(self.parts.entry(part).or_default(), &key.counts);
             }
             if !sum.agrees_with(&model.totals) {
@@ -255,6 +260,27 @@ impl Ledger {
             self.overflow |= !add(self.by_team.entry((date, number)).or_default(), &team.totals);
         }
         self.overflow |= !add(self.by_day.entry(date).or_default(), &day.totals);
+    }
+
+    /// The days `from` to `to` (both included) in spans whose totals make an answer of some megabytes at most: each team of a
+    /// day takes about a kilobyte, and they all come in one answer.
+    #[must_use]
+    pub fn spans(&self, from: Date, to: Date) -> Vec<(Date, Date)> {
+        let teams = |date: Date| self.by_team.range((date, 0)..=(date, u32::MAX)).count();
+        let mut spans: Vec<(Date, Date)> = Vec::new();
+        let mut filled = 0;
+        for date in from.series(1.day()).take_while(|date| *date <= to) {
+            let more = teams(date);
+            match spans.last_mut() {
+                Some((_, last)) if filled + more <= MOST_TEAM_DAYS => *last = date,
+                _ => {
+                    spans.push((date, date));
+                    filled = 0;
+                }
+            }
+            filled += more;
+        }
+        spans
     }
 
     /// Compares everything with everything, and keeps what adds up. `after` are totals of all days, read after the pages,

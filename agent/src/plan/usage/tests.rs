@@ -100,6 +100,23 @@ fn month_of(proven: &Proven, team: &str) -> TeamUse {
 }
 
 #[test]
+fn totals_of_many_teams_are_asked_for_in_spans_without_a_gap() {
+    let mut ledger = Ledger::default();
+    for (date, teams) in [(2, 6000), (3, 5000), (5, 20_000), (6, 1)] {
+        let names: Vec<String> = (0..teams).map(|n| format!("t{n}")).collect();
+        let rows: Vec<Raw> = names.iter().map(|name| (Some(name.as_str()), name.as_str(), "kestrel-8b", counts(1, 1, "0"))).collect();
+        ledger.take(page(&format!("2026-11-0{date}"), &rows));
+    }
+    let spans = |from: &str, to: &str| -> Vec<String> {
+        ledger.spans(day(from), day(to)).into_iter().map(|(first, last)| format!("{}-{}", first.day(), last.day())).collect()
+    };
+    assert_eq!(spans("2026-11-01", "2026-11-07"), ["1-2", "3-4", "5-5", "6-7"]);
+    assert_eq!(spans("2026-11-07", "2026-11-30"), ["7-30"]);
+    assert_eq!(spans("2026-11-05", "2026-11-05"), ["5-5"]);
+    assert_eq!(Ledger::default().spans(day("2026-10-01"), day("2026-11-30")).len(), 1);
+}
+
+#[test]
 fn a_ledger_is_split_by_team_model_and_kind_of_key() {
     let id = team_id(R1);
     let (project, chat, own) = (format!("h-{id}-1"), format!("h-{id}-chat-2"), "h-hand-made".to_owned());
