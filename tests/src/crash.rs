@@ -106,6 +106,11 @@ pub trait Story: Sync {
     fn picture(&self, world: &World) -> Vec<String>;
 }
 
+/// Whether the peers answered: an agent that could not read them writes nothing, and there may be something left to do.
+fn has_read(agent: &Agent) -> bool {
+    !agent.conditions.all().iter().any(|(name, ..)| name.ends_with("-unread") || name.ends_with("-unreachable"))
+}
+
 /// Turns until nothing more is written.
 const MOST_TURNS: usize = 12;
 
@@ -130,7 +135,7 @@ fn tell<S: Story>(story: &S, fault: Option<(usize, &Fault)>) -> Result<(usize, V
         if !survived {
             drop(agent);
             agent = process.block_on(world.agent());
-        } else if turn > 0 && world.writes(None).len() == before && story.is_at_rest(&agent) {
+        } else if turn > 0 && world.writes(None).len() == before && has_read(&agent) && story.is_at_rest(&agent) {
             outcome = Ok((calls, story.picture(&world)));
             break;
         }
