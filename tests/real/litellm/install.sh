@@ -46,7 +46,8 @@ litellm_environment "$HOME_DIR"
 mkdir pgdata
 if is_root; then chown postgres pgdata; fi
 pg_run initdb -D "$HOME_DIR/pgdata" -A trust -U postgres -E UTF8 --locale=C.UTF-8 --wal-segsize=4 >/dev/null
-PORT=$(free_port 56490)
+# Below the ports that the system hands out by itself.
+PORT=$(free_port 10490)
 pg_start "$HOME_DIR/pgdata" "$PORT" "$HOME_DIR/pgdata.log"
 trap 'pg_stop "$HOME_DIR/pgdata"' EXIT
 psql_at "$PORT" postgres -c 'CREATE DATABASE litellm'
